@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diffcap.datasets import describe, read_pairs
-from diffcap.datasets.images import check_images, with_ranges, write_fitted
+from diffcap.datasets.images import Ranges, check_images, with_ranges, write_fitted
 from diffcap.datasets.registry import OWN_READER, datasets, get_dataset
 from diffcap.evaluation.tables import print_table
 from diffcap.fetching.sources import FetchSettings
@@ -82,7 +82,7 @@ def prepare(
         records = read_pairs(dataset, root, augmented)
         describe(dataset, records, root)  # only to raise an error for wrong files before images are checked
         skipped = {"pairs": 0, "images": 0}
-        ranges: dict[str, tuple[float, float]] = {}  # path of an image of more than 8 bits -> range of its pixel values
+        ranges: Ranges = {}
         if captions_only:
             (folder / "problems.txt").unlink(missing_ok=True)
         else:
@@ -179,7 +179,7 @@ def _check_images(
     check: Literal["decode", "exists"],
     gone_images: frozenset[str],
     is_rendered: bool,
-) -> tuple[list[ChangePair], dict[str, int], dict[str, tuple[float, float]]]:
+) -> tuple[list[ChangePair], dict[str, int], Ranges]:
     """Check the images and masks; return the pairs with readable files, the numbers of skipped pairs and files, and the ranges."""
     masks = {pair.id: pair.extra["mask"] for pair in pairs if "mask" in pair.extra}
     paths = sorted({*(path for pair in pairs for path in pair.images), *masks.values()})

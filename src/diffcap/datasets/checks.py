@@ -8,6 +8,9 @@ from diffcap.records import ChangePair, is_blank, read_json
 from diffcap.utils.errors import DiffcapError, wrap_errors
 from diffcap.utils.files import url_of
 
+Row = dict[str, Any]
+PlacedRow = tuple[str, Row]  # with its place
+
 
 def find_file(folder: Path, *names: str) -> Path:
     """Return the path of the first file of `names` that exists in `folder`. If none exists, return the path of the first name."""
@@ -22,7 +25,7 @@ def read_object(file: Path, content: str, remedy: str = "fetch it again") -> dic
     return value
 
 
-def read_entries(file: Path, content: str, remedy: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_entries(file: Path, content: str, remedy: str) -> Iterator[PlacedRow]:
     """Yield ("<path>, entry <number>", entry) for each entry of a JSON file, which must be a list of objects."""
     entries = read_json(file, content, remedy)
     if not isinstance(entries, list):

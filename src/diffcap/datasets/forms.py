@@ -12,7 +12,7 @@
 from pathlib import Path
 from typing import Any
 
-from diffcap.datasets.checks import read_entries
+from diffcap.datasets.checks import PlacedRow, Row, read_entries
 from diffcap.records import read_json_lines
 from diffcap.utils.errors import DiffcapError
 
@@ -22,8 +22,6 @@ _SPLITS = {"train": "train", "val": "val", "validation": "val", "valid": "val", 
 _MESSAGE_KEYS = {"messages": ("role", "content"), "conversations": ("from", "value")}  # list of turns -> keys of a turn
 _ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
 _IMAGE = "<image>"
-Row = dict[str, Any]  # as a line of pairs.jsonl
-PlacedRow = tuple[str, Row]  # with its place: "<file>, line <number>" or "<file>, entry <number>"
 
 
 def find_lists(folder: Path, json_lists: list[Path]) -> list[Path]:

@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -24,6 +24,7 @@ from diffcap.utils.files import atomic_write
 if TYPE_CHECKING:  # fitting and image_io import Pillow, which takes too long for --help
     from diffcap.utils.fitting import Fit
 
+Ranges = dict[str, tuple[float, float]]  # path of an image of more than 8 bits -> its lowest and its highest value
 BATCH_SIZE = 5000  # images; the cache is written after every batch, so that a check can be resumed after a kill
 
 
@@ -32,7 +33,7 @@ def check_images(
     paths: Sequence[str],
     check: Literal["decode", "exists"] = "decode",
     cache_file: str | Path | None = None,
-) -> tuple[dict[str, str], dict[str, tuple[float, float]]]:
+) -> tuple[dict[str, str], Ranges]:
     """Check the images `paths` in the folder `root`, on all cores.
 
     Args:
@@ -40,8 +41,7 @@ def check_images(
         cache_file: JSON file with the stamps, which "decode" reads and writes. With None, all images are decoded.
 
     Returns:
-        Path of a bad image -> "missing" or "broken: <why the file cannot be decoded>"; path of a decoded image with more than 8 bits
-        -> its lowest and its highest value.
+        Path of a bad image -> "missing" or "broken: <why the file cannot be decoded>"; the ranges of the decoded images.
     """
     from diffcap.utils.progress import progress_bar
 
@@ -70,12 +70,11 @@ def check_images(
     return problems, {path: tuple(stamp[2]) for path, stamp in stamps.items() if stamp[2]}
 
 
-def with_ranges(pairs: list[ChangePair], ranges: Mapping[str, tuple[float, float]]) -> list[ChangePair]:
+def with_ranges(pairs: list[ChangePair], ranges: Ranges) -> list[ChangePair]:
     """Store in each pair the ranges of values by which later stages scale its images with more than 8 bits (`ChangePair.ranges`).
 
     Two images are in one group if a pair, or a chain of pairs, connects them. All images of a group whose pixels are integers get one
-    common range, and all images of a group whose pixels are floats get another. So an image has the same range in all its pairs. `ranges`
-    has the lowest and the highest value of each single image, from `check_images`.
+    common range, and all images of a group whose pixels are floats get another. So an image has the same range in all its pairs.
     """
     if not ranges:
         return pairs

@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from diffcap.datasets.checks import check_relative_path, check_sentences, make_default_ids
+from diffcap.datasets.checks import PlacedRow, check_relative_path, check_sentences, make_default_ids
 from diffcap.datasets.forms import find_lists, read_lists
 from diffcap.datasets.karpathy import LEVIR_LAYOUT, ImageLayout, read_files
 from diffcap.datasets.registry import datasets
@@ -107,7 +107,7 @@ def read(folder: Path) -> list[ChangePair]:
     return read_files(folder, {json_file: ""}, *IMAGE_LAYOUTS)
 
 
-def _make_pairs(rows: Sequence[tuple[str, dict[str, Any]]], table_file: Path) -> list[ChangePair]:
+def _make_pairs(rows: Sequence[PlacedRow], table_file: Path) -> list[ChangePair]:
     """Make the pairs of the rows of `table_file`, which are (place, values); draw the splits if no row has one."""
     pairs: list[ChangePair] = []
     unsplit_line = ""  # place of the first line without a split
@@ -249,7 +249,7 @@ def _check_image_path(path: object, key: str, place: str) -> str:
     return str(PurePosixPath(path))  # "./a.png" becomes "a.png", so that each image has one name
 
 
-def read_rows(table_file: Path) -> Iterable[tuple[str, dict[str, Any]]]:
+def read_rows(table_file: Path) -> Iterable[PlacedRow]:
     """Yield ("<file>, line <number>", row) for each line of a table of pairs (.jsonl, .csv or .tsv). Cells of .csv and .tsv are strings."""
     if table_file.suffix.lower() == ".jsonl":
         yield from read_json_lines(table_file, "table of pairs")

@@ -6,6 +6,7 @@ import math
 import re
 import warnings
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -17,6 +18,7 @@ from diffcap.utils.files import url_of
 from diffcap.utils.fitting import Fit, fit_pair
 
 Source = str | Path | bytes | Image.Image | np.ndarray
+Array = np.ndarray[Any, Any]
 ValueRange = tuple[float, float]  # smallest and largest pixel value: two ints for integers, two floats for floats
 
 MAX_PIXELS = 100_000_000  # about 400 MB with an alpha channel; protects against decompression bombs
@@ -141,11 +143,12 @@ def read_image(source: Source, name: str | None = None, value_range: ValueRange 
         name = name or str(source)
         source = Path(source)
     name = name or "the image"
+    conversion = _Conversion(name, value_range)
     with wrap_errors(name, "truncated or broken image", "fetch the file again"):
         if isinstance(source, np.ndarray):
-            return _to_rgb(*_from_array(source, name, value_range), name, value_range)
+            return conversion.to_rgb(conversion.from_array(source))
         if isinstance(source, Image.Image):
-            return _to_rgb(source, [], None, name, value_range)
+            return conversion.to_rgb(source)
         if not isinstance(source, Path | bytes | bytearray | memoryview):
             raise DiffcapError(f"{name}: an object of type {type(source).__name__}; give {_SOURCE_TYPES}.")
         try:
@@ -155,7 +158,7 @@ def read_image(source: Source, name: str | None = None, value_range: ValueRange 
                 fault = "a folder, not an image" if source.is_dir() else "file not found"
                 raise DiffcapError(f"{name}: {fault}; give the path of an image file.")
             with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
-                return _decode(file, name, value_range)
+                return conversion.decode(file)
         except OSError as error:
             if error.errno is None:  # Pillow raises such errors for a broken image
                 raise
@@ -163,107 +166,164 @@ def read_image(source: Source, name: str | None = None, value_range: ValueRange 
             raise DiffcapError(f"{name}: {reason}.") from None
 
 
-def _too_large(name: str, size: str) -> DiffcapError:
-    return DiffcapError(f"{name}: {size} pixels are more than the limit of {MAX_PIXELS:,}; shrink the image first.")
+@dataclass
+class _Conversion:
+    """The conversion of one image to RGB with 8 bits per channel."""
 
+    name: str
+    value_range: ValueRange | None  # as in `read_image`
+    notes: list[str] = field(default_factory=list)
+    own_range: ValueRange | None = None  # range of the values before they were scaled to 8 bits
 
-def _decode(file: BinaryIO, name: str, value_range: ValueRange | None) -> InputImage:
-    Image.init()
-    formats = [kind for kind in Image.ID if kind != "EPS"]  # to read EPS, Pillow runs Ghostscript
-    try:
-        image = Image.open(file, formats=formats)
-        if image.format == "TIFF":
-            tags: Any = image.tag_v2  # type: ignore[attr-defined]
-            has_one_of_several_bands = len(image.getbands()) == 1 < tags.get(_SAMPLES_PER_PIXEL, 1)
-            is_deep = max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8
-            if has_one_of_several_bands or (is_deep and tags.get(_PLANAR) == 2):  # 2: each band is stored separately
-                raise ValueError("Pillow would decode other pixels")
-        return _to_rgb(image, [], None, name, value_range)
-    except Image.DecompressionBombError as error:
-        size = re.search(r"\d+", str(error))
-        raise _too_large(name, f"{int(size[0]):,}" if size else "its") from None
-    except (UnidentifiedImageError, ValueError) as error:
+    def decode(self, file: BinaryIO) -> InputImage:
+        """Read a file of any format."""
+        Image.init()
+        formats = [kind for kind in Image.ID if kind != "EPS"]  # to read EPS, Pillow runs Ghostscript
+        try:
+            image = Image.open(file, formats=formats)
+            if image.format == "TIFF":
+                tags: Any = image.tag_v2  # type: ignore[attr-defined]
+                has_one_of_several_bands = len(image.getbands()) == 1 < tags.get(_SAMPLES_PER_PIXEL, 1)
+                is_deep = max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8
+                if has_one_of_several_bands or (
+                    is_deep and tags.get(_PLANAR) == 2
+                ):  # 2: each band is stored separately
+                    raise ValueError("Pillow would decode other pixels")
+            return self.to_rgb(image)
+        except Image.DecompressionBombError as error:
+            size = re.search(r"\d+", str(error))
+            raise self.too_large(f"{int(size[0]):,}" if size else "its") from None
+        except (UnidentifiedImageError, ValueError) as error:
+            file.seek(0)
+            start = file.read(2048)
+            if start.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):  # a TIFF
+                return self.to_rgb(self.from_tiff(file))
+            if start[4:8] == b"ftyp" and "HEIF" not in Image.OPEN:  # a HEIC photo
+                with suppress(ImportError):
+                    from pillow_heif import register_heif_opener
+
+                    register_heif_opener()
+                    file.seek(0)
+                    return self.decode(file)
+            if isinstance(error, ValueError):
+                raise
+            raise DiffcapError(f"{self.name}: {_describe_fault(start)}.") from None
+
+    def too_large(self, size: str) -> DiffcapError:
+        return DiffcapError(
+            f"{self.name}: {size} pixels are more than the limit of {MAX_PIXELS:,}; shrink the image first."
+        )
+
+    def to_rgb(self, image: Image.Image) -> InputImage:
+        """Convert an image of any mode."""
+        width, height = image.size
+        if not width * height:
+            raise DiffcapError(f"{self.name}: an image without pixels ({width} x {height}); fetch the file again.")
+        if width * height > MAX_PIXELS:
+            raise self.too_large(f"{width:,} x {height:,}")
+        if getattr(image, "is_animated", False) and image.format != "MPO":  # an MPO is one photo with a preview
+            self.notes.append("has several frames, the first was used")
+            image.seek(0)
+        image.load()  # before EXIF is read, so that the error says that a file is truncated
+        is_tiff = image.format == "TIFF"
+        tags = getattr(image, "tag_v2", {})
+        # Pillow reads unsigned 32-bit pixels as signed ones.
+        bits = tuple(tags.get(_BITS_PER_SAMPLE, ()))
+        sample_format = tuple(tags.get(_SAMPLE_FORMAT, (1,)))
+        is_uint32 = image.mode == "I" and (bits, sample_format) == ((32,), (1,))
+        nodata = tags.get(_NODATA, "nan")
+        with suppress(Exception):  # an image with broken EXIF data is not turned
+            image = ImageOps.exif_transpose(image)
+        size = image.size
+        if image.mode.startswith("I") or image.mode == "F":  # convert() would clip at 255
+            pixels = np.asarray(image)
+            image = Image.fromarray(self.to_8_bits(pixels.view(np.uint32) if is_uint32 else pixels, float(nodata)))
+        if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
+            image = image.convert("RGBA")
+            counts = image.getchannel("A").histogram()
+            # GDAL marks any fourth band as transparency. True transparency has few values between 0 and 255, except for one constant
+            # opacity.
+            if is_tiff and sum(counts[1:255]) - max(counts[1:255]) > counts[0] + counts[255]:
+                self.notes.append("its last band was left out, since its values are not those of transparency")
+            elif sum(counts[:255]):
+                self.notes.append("its transparent parts were made white")
+                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        image = image if image.mode == "RGB" else image.convert("RGB")
+        if width * height > SHRINK_ABOVE:
+            self.notes.append(f"{width:,} x {height:,} pixels, shrunk before anything else")
+            factor = next(factor for factor in range(2, 100) if width * height <= SHRINK_ABOVE * factor**2)
+            image = image.reduce(factor)
+        return InputImage(image, self.name, tuple(self.notes), self.own_range, size)
+
+    def to_8_bits(self, pixels: Array, nodata: float = math.nan) -> Array:
+        """Scale pixels of more than 8 bits to uint8; `nodata` and values that are not finite become black."""
+        numbers: Array = pixels.astype(np.float32)
+        numbers[~(np.abs(numbers) < _NO_VALUE)] = np.nan  # also infinite values
+        numbers[pixels == nodata] = np.nan
+        if np.isnan(numbers).all():
+            raise DiffcapError(
+                f"{self.name}: no pixel has a value; export the image again, with 8 or 16 bits per channel."
+            )
+        number_type = float if pixels.dtype.kind == "f" else int
+        self.own_range = number_type(np.nanmin(numbers)), number_type(np.nanmax(numbers))
+        if self.value_range is None:
+            self.notes += _range_notes(self.own_range, "its")
+        low, high = self.value_range or self.own_range
+        white = _white_value((low, high))
+        numbers = (numbers - low) / ((high - low) or 1) if white is None else numbers / white
+        numbers = np.nan_to_num(numbers, copy=False).clip(0, 1)
+        return (numbers * 255).round().astype(np.uint8)
+
+    def from_array(self, array: Array) -> Image.Image:
+        """Return an array as an image with 8 bits per channel."""
+        shape = array.shape
+        if array.ndim == 3 and shape[2] == 1:
+            array = array[:, :, 0]
+        if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))) or 0 in shape:
+            raise DiffcapError(
+                f"{self.name}: an array of shape {shape} is not an image; give (H, W), (H, W, 3) or (H, W, 4)."
+            )
+        if shape[0] * shape[1] > MAX_PIXELS:
+            raise self.too_large(f"{shape[1]:,} x {shape[0]:,}")
+        if array.dtype == np.uint16:
+            array = self.to_8_bits(array)
+        elif array.dtype.kind == "f":
+            if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
+                raise DiffcapError(f"{self.name}: floats of an image must be from 0 to 1; scale them, or give uint8.")
+            array = (array * 255).round()
+        elif array.dtype == np.bool_:
+            array = array * np.uint8(255)
+        elif array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 255:
+            raise DiffcapError(
+                f"{self.name}: an array of {array.dtype} is not from 0 to 255; give uint8, uint16 or floats."
+            )
+        return Image.fromarray(array.astype(np.uint8))
+
+    def from_tiff(self, file: BinaryIO) -> Image.Image:
+        """Read, with rasterio, a TIFF that Pillow cannot decode. Most have several 16-bit bands, float64 or a rare compression."""
+        try:
+            from rasterio.io import MemoryFile
+        except ImportError:
+            raise DiffcapError(
+                f"{self.name}: Pillow cannot decode this TIFF; run: pip install 'diffcap[tiff]', or {_REMEDY}."
+            ) from None
         file.seek(0)
-        start = file.read(2048)
-        if start.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):  # a TIFF
-            return _to_rgb(*_from_tiff(file, name, value_range), name, value_range)
-        if start[4:8] == b"ftyp" and "HEIF" not in Image.OPEN:  # a HEIC photo
-            with suppress(ImportError):
-                from pillow_heif import register_heif_opener
-
-                register_heif_opener()
-                file.seek(0)
-                return _decode(file, name, value_range)
-        if isinstance(error, ValueError):
-            raise
-        raise DiffcapError(f"{name}: {_describe_fault(start)}.") from None
-
-
-def _to_rgb(
-    image: Image.Image, notes: list[str], own_range: ValueRange | None, name: str, value_range: ValueRange | None
-) -> InputImage:
-    """Return an image as RGB. If its values were scaled to 8 bits already, `own_range` is the range that they had before."""
-    width, height = image.size
-    if not width * height:
-        raise DiffcapError(f"{name}: an image without pixels ({width} x {height}); fetch the file again.")
-    if width * height > MAX_PIXELS:
-        raise _too_large(name, f"{width:,} x {height:,}")
-    if getattr(image, "is_animated", False) and image.format != "MPO":  # an MPO is one photo with a preview
-        notes.append("has several frames, the first was used")
-        image.seek(0)
-    image.load()  # before EXIF is read, so that the error says that a file is truncated
-    is_tiff = image.format == "TIFF"
-    tags = getattr(image, "tag_v2", {})
-    # Pillow reads unsigned 32-bit pixels as signed ones.
-    bits = tuple(tags.get(_BITS_PER_SAMPLE, ()))
-    sample_format = tuple(tags.get(_SAMPLE_FORMAT, (1,)))
-    is_uint32 = image.mode == "I" and (bits, sample_format) == ((32,), (1,))
-    nodata = tags.get(_NODATA, "nan")
-    with suppress(Exception):  # an image with broken EXIF data is not turned
-        image = ImageOps.exif_transpose(image)
-    size = image.size
-    if image.mode.startswith("I") or image.mode == "F":  # convert() would clip at 255
-        deep_pixels = np.asarray(image)
-        deep_pixels = deep_pixels.view(np.uint32) if is_uint32 else deep_pixels
-        pixels, more_notes, own_range = _to_8_bits(deep_pixels, name, value_range, float(nodata))
-        image = Image.fromarray(pixels)
-        notes = notes + more_notes
-    if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        counts = image.getchannel("A").histogram()
-        # GDAL marks any fourth band as transparency. True transparency has few values between 0 and 255, except for one constant opacity.
-        if is_tiff and sum(counts[1:255]) - max(counts[1:255]) > counts[0] + counts[255]:
-            notes.append("its last band was left out, since its values are not those of transparency")
-        elif sum(counts[:255]):
-            notes.append("its transparent parts were made white")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = image if image.mode == "RGB" else image.convert("RGB")
-    if width * height > SHRINK_ABOVE:
-        notes.append(f"{width:,} x {height:,} pixels, shrunk before anything else")
-        factor = next(factor for factor in range(2, 100) if width * height <= SHRINK_ABOVE * factor**2)
-        image = image.reduce(factor)
-    return InputImage(image, name, tuple(notes), own_range, size)
-
-
-def _to_8_bits(
-    pixels: np.ndarray[Any, Any], name: str, value_range: ValueRange | None, nodata: float = math.nan
-) -> tuple[np.ndarray[Any, Any], list[str], ValueRange]:
-    """Scale pixels of more than 8 bits to uint8; `nodata` and values that are not finite become black.
-
-    The result also has a list of notes, with one note if the values of black and white were guessed, and the range of the image's values.
-    """
-    numbers: np.ndarray[Any, Any] = pixels.astype(np.float32)
-    numbers[~(np.abs(numbers) < _NO_VALUE)] = np.nan  # also infinite values
-    numbers[pixels == nodata] = np.nan
-    if np.isnan(numbers).all():
-        raise DiffcapError(f"{name}: no pixel has a value; export the image again, with 8 or 16 bits per channel.")
-    number_type = float if pixels.dtype.kind == "f" else int
-    own_range = number_type(np.nanmin(numbers)), number_type(np.nanmax(numbers))
-    low, high = value_range or own_range
-    white = _white_value(value_range or own_range)
-    numbers = (numbers - low) / ((high - low) or 1) if white is None else numbers / white
-    numbers = np.nan_to_num(numbers, copy=False).clip(0, 1)
-    return (numbers * 255).round().astype(np.uint8), [] if value_range else _range_notes(own_range, "its"), own_range
+        with warnings.catch_warnings(), MemoryFile(file.read()) as memory:
+            warnings.simplefilter("ignore")  # about files without a georeference
+            with memory.open(driver="GTiff") as raster:
+                bands = raster.count
+                if raster.width * raster.height > MAX_PIXELS:
+                    raise self.too_large(f"{raster.width:,} x {raster.height:,}")
+                if bands > 4:
+                    raise DiffcapError(
+                        f"{self.name}: a TIFF with {bands} bands; choose three with `diffcap caption BEFORE AFTER --out changes.geojson "
+                        "--bands 1,2,3`, or save 1 or 3 of them."
+                    )
+                pixels = np.moveaxis(raster.read([1, 2, 3] if bands > 2 else [1]), 0, -1)
+                nodata = math.nan if raster.nodata is None else raster.nodata
+        image = self.from_array(pixels if pixels.dtype.itemsize == 1 else self.to_8_bits(pixels, nodata))
+        self.notes += ["its last band was left out"] if bands in (2, 4) else []
+        return image
 
 
 def _white_value(value_range: ValueRange) -> int | None:
@@ -278,65 +338,6 @@ def _range_notes(value_range: ValueRange, whose: str) -> list[str]:
     if white is None:
         return [f"{whose} values, from {low:,g} to {high:,g}, were stretched from black to white"]
     return [f"{whose} values, at most {high:,g}, were taken for {_BITS[white]} bits"] if white in (255, 4095) else []
-
-
-def _from_array(
-    array: np.ndarray[Any, Any], name: str, value_range: ValueRange | None
-) -> tuple[Image.Image, list[str], ValueRange | None]:
-    """Return an array as an image with 8 bits per channel, notes on the conversion, and, for uint16, the range of the array's values."""
-    shape = array.shape
-    if array.ndim == 3 and shape[2] == 1:
-        array = array[:, :, 0]
-    if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))) or 0 in shape:
-        raise DiffcapError(f"{name}: an array of shape {shape} is not an image; give (H, W), (H, W, 3) or (H, W, 4).")
-    if shape[0] * shape[1] > MAX_PIXELS:
-        raise _too_large(name, f"{shape[1]:,} x {shape[0]:,}")
-    notes = list[str]()
-    own_range = None
-    if array.dtype == np.uint16:
-        array, notes, own_range = _to_8_bits(array, name, value_range)
-    elif array.dtype.kind == "f":
-        if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
-            raise DiffcapError(f"{name}: floats of an image must be from 0 to 1; scale them, or give uint8.")
-        array = (array * 255).round()
-    elif array.dtype == np.bool_:
-        array = array * np.uint8(255)
-    elif array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 255:
-        raise DiffcapError(f"{name}: an array of {array.dtype} is not from 0 to 255; give uint8, uint16 or floats.")
-    return Image.fromarray(array.astype(np.uint8)), notes, own_range
-
-
-def _from_tiff(
-    file: BinaryIO, name: str, value_range: ValueRange | None
-) -> tuple[Image.Image, list[str], ValueRange | None]:
-    """Read, with rasterio, a TIFF that Pillow cannot decode. Most such files have several 16-bit bands, float64 or a rare compression."""
-    try:
-        from rasterio.io import MemoryFile
-    except ImportError:
-        raise DiffcapError(
-            f"{name}: Pillow cannot decode this TIFF; run: pip install 'diffcap[tiff]', or {_REMEDY}."
-        ) from None
-    file.seek(0)
-    with warnings.catch_warnings(), MemoryFile(file.read()) as memory:
-        warnings.simplefilter("ignore")  # about files without a georeference
-        with memory.open(driver="GTiff") as raster:
-            bands = raster.count
-            size = f"{raster.width:,} x {raster.height:,}"
-            if raster.width * raster.height > MAX_PIXELS:
-                raise _too_large(name, size)
-            if bands > 4:
-                raise DiffcapError(
-                    f"{name}: a TIFF with {bands} bands; choose three with `diffcap caption BEFORE AFTER --out changes.geojson --bands "
-                    "1,2,3`, or save 1 or 3 of them."
-                )
-            pixels = np.moveaxis(raster.read([1, 2, 3] if bands > 2 else [1]), 0, -1)
-            nodata = math.nan if raster.nodata is None else raster.nodata
-    if pixels.dtype.itemsize == 1:
-        image, notes, own_range = _from_array(pixels, name, value_range)
-    else:
-        pixels, notes, own_range = _to_8_bits(pixels, name, value_range, nodata)
-        image = _from_array(pixels, name, None)[0]
-    return image, [*notes, *(["its last band was left out"] if bands in (2, 4) else [])], own_range
 
 
 def _describe_fault(start: bytes) -> str:
