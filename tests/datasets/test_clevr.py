@@ -6,17 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.datasets.layouts import (
-    DC_CAPTIONS,
-    change,
-    refusal,
-    write_clevr_change,
-    write_clevr_dc,
-    write_image,
-    write_json,
-    write_lines,
-    write_pcl_lines,
-)
+from tests.datasets import layouts
 
 from diffcap.datasets import describe, read_pairs
 from diffcap.datasets.clevr import vote_change_type
@@ -26,7 +16,7 @@ from diffcap.records import ChangePair
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """CLEVR-Change. Ids with gaps, not in order, as in the released files."""
-    return write_clevr_change(tmp_path, train=[12, 3], val=[39999], test=[1])
+    return layouts.write_clevr_change(tmp_path, train=[12, 3], val=[39999], test=[1])
 
 
 def test_every_id_gives_the_change_and_the_distractor(folder: Path) -> None:
@@ -40,16 +30,16 @@ def test_every_id_gives_the_change_and_the_distractor(folder: Path) -> None:
     after = "nsc_images/CLEVR_nonsemantic_000003.png"
     assert pairs[1] == ChangePair("000003.png_n", before, after, ["nothing changed", "no change"], "train", None, True)
     assert all((folder / path).is_file() for pair in pairs for path in pair.images)
-    assert "no such folder" in refusal("clevr_change", folder / "nowhere")
+    assert "no such folder" in layouts.refusal("clevr_change", folder / "nowhere")
     (folder / "type_mapping.json").unlink()
-    change(folder / "change_captions.json", lambda captions: captions.update({"CLEVR_default_000001.png": []}))
+    layouts.change(folder / "change_captions.json", lambda captions: captions.update({"CLEVR_default_000001.png": []}))
     assert {pair.change_type for pair in read_pairs("clevr_change", folder)} == {None}
 
 
 def test_scenes_add_boxes_and_viewpoints(folder: Path) -> None:
     change_only = {"boxes": {"before": [1, 2, 3, 4], "after": None}, "viewpoint_iou": 0.9, "changed": {"color": "red"}}
     scene = {**change_only, "viewpoint_iou_distractor": 0.4}
-    write_json(folder / "scenes.json", {"000003.png": scene, "000012.png": {"viewpoint_iou": 0.7}})
+    layouts.write_json(folder / "scenes.json", {"000003.png": scene, "000012.png": {"viewpoint_iou": 0.7}})
     extra = {pair.id: pair.extra for pair in read_pairs("blocks", folder)}
     assert extra["000003.png"] == change_only and extra["000003.png_n"] == {"viewpoint_iou": 0.4}
     assert extra["000012.png"] == {"viewpoint_iou": 0.7}
@@ -61,9 +51,9 @@ def test_a_missing_or_malformed_file_is_named(folder: Path, name: str) -> None:
     path = folder / name
     for content, words in (('{"train": [', ": not valid JSON"), ("[]", ": expected a JSON object, found list")):
         path.write_text(content)
-        assert f"{path}{words}" in refusal("clevr_change", folder)
+        assert f"{path}{words}" in layouts.refusal("clevr_change", folder)
     path.unlink()
-    output = refusal("clevr_change", folder)
+    output = layouts.refusal("clevr_change", folder)
     assert f"{path}: no " in output and "extract the whole dataset" in output
 
 
@@ -83,23 +73,23 @@ def test_a_missing_or_malformed_file_is_named(folder: Path, name: str) -> None:
     ],
 )
 def test_a_malformed_value_is_one_sentence(folder: Path, name: str, edit: Callable[[Any], Any], words: str) -> None:
-    change(folder / f"{name}.json", edit)
-    assert words in refusal("clevr_change", folder)
+    layouts.change(folder / f"{name}.json", edit)
+    assert words in layouts.refusal("clevr_change", folder)
 
 
 def test_the_authors_lines_name_the_pairs_of_the_official_layout(tmp_path: Path) -> None:
-    lines = read_pairs("clevr_change", write_pcl_lines(tmp_path / "pcl", [3, 12], [5], [1]))
-    official = read_pairs("clevr_change", write_clevr_change(tmp_path / "official", [3, 12], [5], [1]))
+    lines = read_pairs("clevr_change", layouts.write_pcl_lines(tmp_path / "pcl", [3, 12], [5], [1]))
+    official = read_pairs("clevr_change", layouts.write_clevr_change(tmp_path / "official", [3, 12], [5], [1]))
     key = [(pair.id, pair.images, pair.split, pair.is_distractor) for pair in lines]
     assert key == [(pair.id, pair.images, pair.split, pair.is_distractor) for pair in official]
     assert lines[0].captions == ["the cube 3 turned red"] and lines[1].captions == ["nothing changed"]
     assert {pair.change_type for pair in lines} == {None}
-    write_json(tmp_path / "pcl/type_mapping.json", {"add": ["000003.png"]})
+    layouts.write_json(tmp_path / "pcl/type_mapping.json", {"add": ["000003.png"]})
     assert [pair.change_type for pair in read_pairs("clevr_change", tmp_path / "pcl")][:2] == ["add", None]
 
 
 def test_malformed_lines_of_the_authors(tmp_path: Path) -> None:
-    folder = write_pcl_lines(tmp_path, [3], [5], [1])
+    folder = layouts.write_pcl_lines(tmp_path, [3], [5], [1])
     good = {"img1": "CLEVR_default_000001.png", "img2": "CLEVR_semantic_000001.png", "sentences": ["a"]}
     for wrong in (
         {"img2": "CLEVR_semantic_000002"},
@@ -108,12 +98,12 @@ def test_malformed_lines_of_the_authors(tmp_path: Path) -> None:
         {"img1": f"CLEVR_default_{'1' * 5000}", "img2": f"CLEVR_semantic_{'1' * 5000}"},
         {"sentences": "a"},
     ):
-        write_lines(folder / "test.json", [good, {**good, **wrong}])
-        assert f"{folder / 'test.json'}, line 2: " in refusal("clevr_change", folder)
-    write_lines(folder / "test.json", [good, good])
-    assert "id '000001.png' is duplicated (in test and test)" in refusal("clevr_change", folder)
+        layouts.write_lines(folder / "test.json", [good, {**good, **wrong}])
+        assert f"{folder / 'test.json'}, line 2: " in layouts.refusal("clevr_change", folder)
+    layouts.write_lines(folder / "test.json", [good, good])
+    assert "id '000001.png' is duplicated (in test and test)" in layouts.refusal("clevr_change", folder)
     (folder / "val.json").unlink()
-    assert "put train.json, val.json and test.json here" in refusal("clevr_change", folder)
+    assert "put train.json, val.json and test.json here" in layouts.refusal("clevr_change", folder)
 
 
 SPLITS = {"train": [9, 0, 1, 2, 3], "val": [4], "test": [5, 47999]}  # of CLEVR-DC
@@ -121,7 +111,7 @@ SPLITS = {"train": [9, 0, 1, 2, 3], "val": [4], "test": [5, 47999]}  # of CLEVR-
 
 @pytest.mark.parametrize("renamed", [False, True])
 def test_both_forms_of_clevr_dc_give_the_same_pairs(tmp_path: Path, renamed: bool) -> None:
-    folder = write_clevr_dc(tmp_path, SPLITS, renamed)
+    folder = layouts.write_clevr_dc(tmp_path, SPLITS, renamed)
     pairs = read_pairs("clevr_dc", folder)
     ids = {split: [pair.id for pair in pairs if pair.split == split] for split in SPLITS}
     assert ids == {split: [f"{number:06d}.png" for number in sorted(numbers)] for split, numbers in SPLITS.items()}
@@ -138,19 +128,20 @@ def test_both_forms_of_clevr_dc_give_the_same_pairs(tmp_path: Path, renamed: boo
 
 
 def test_images_are_found_by_their_number(tmp_path: Path) -> None:
-    folder = write_clevr_dc(tmp_path, SPLITS)
+    folder = layouts.write_clevr_dc(tmp_path, SPLITS)
     (folder / "bef/9.png").rename(folder / "bef/CLEVR_default_000009.png")
     before = {pair.id: pair.before for pair in read_pairs("clevr_dc", folder)}
     assert before["000009.png"] == "bef/CLEVR_default_000009.png"
-    change(folder / "captions.json", lambda captions: captions.update({"3": ["two cubes"]}))
+    layouts.change(folder / "captions.json", lambda captions: captions.update({"3": ["two cubes"]}))
     notes = describe("clevr_dc", read_pairs("clevr_dc", folder), folder)["notes"]
     assert notes[1].startswith("1 pairs (first 000003.png)")  # its type cannot be told
-    write_image(folder / "bef/9.png")
-    assert "has the same number" in refusal("clevr_dc", folder)
+    layouts.write_image(folder / "bef/9.png")
+    assert "has the same number" in layouts.refusal("clevr_dc", folder)
 
 
 def test_types_are_voted_for() -> None:
-    assert [vote_change_type(sentences) for _, sentences in DC_CAPTIONS] == [kind or "none" for kind, _ in DC_CAPTIONS]
+    for kind, sentences in layouts.DC_CAPTIONS:
+        assert vote_change_type(sentences) == (kind or "none")
     assert vote_change_type(["the cube moved", "the cube is gone"]) is None
     assert vote_change_type(["the cube moved", "the cube is gone", "it shifted"]) == "move"
     assert vote_change_type(["a cube"]) is None and vote_change_type([]) is None
@@ -190,8 +181,8 @@ def test_one_sentence_is_enough(kind: str, sentences: str) -> None:
     ],
 )
 def test_malformed_files_of_clevr_dc(tmp_path: Path, files: dict[str, Any], words: str) -> None:
-    assert "captions.json: no captions there; put captions.json and split.json" in refusal("clevr_dc", tmp_path)
-    write_clevr_dc(tmp_path, SPLITS)
+    assert "captions.json: no captions there; put captions.json and split.json" in layouts.refusal("clevr_dc", tmp_path)
+    layouts.write_clevr_dc(tmp_path, SPLITS)
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    assert words in refusal("clevr_dc", tmp_path)
+    assert words in layouts.refusal("clevr_dc", tmp_path)

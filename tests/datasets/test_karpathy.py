@@ -3,19 +3,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from tests.datasets.layouts import (
-    NO_CHANGE_FIVE,
-    change,
-    karpathy_entry,
-    levir_entries,
-    refusal,
-    write_dubai_cc,
-    write_image,
-    write_json,
-    write_levir,
-    write_lines,
-    write_second_cc,
-)
+from tests.datasets import layouts
 
 from diffcap.commands.data import prepare
 from diffcap.datasets import describe, read_pairs
@@ -29,11 +17,11 @@ NUMBERS = {"train": [2, 7590, 5], "val": [1, 4], "test": [2135, 8]}  # with gaps
 
 
 def change_rows(path: Path, edit: Any) -> None:
-    change(path, lambda value: edit(value["images"]))
+    layouts.change(path, lambda value: edit(value["images"]))
 
 
 def test_levir_cc(tmp_path: Path) -> None:
-    pairs = read_pairs("levir_cc", write_levir(tmp_path, NUMBERS))
+    pairs = read_pairs("levir_cc", layouts.write_levir(tmp_path, NUMBERS))
     ids = {split: [pair.id for pair in pairs if pair.split == split] for split in NUMBERS}
     assert ids == {split: [f"{split}_{number:06d}" for number in numbers] for split, numbers in NUMBERS.items()}
     assert pairs[0] == ChangePair(
@@ -44,7 +32,8 @@ def test_levir_cc(tmp_path: Path) -> None:
         "train",
         extra={"changeflag": 1},
     )
-    assert pairs[2].captions == list(NO_CHANGE_FIVE) and pairs[2].is_distractor and pairs[2].extra == {"changeflag": 0}
+    assert pairs[2].captions == [*layouts.NO_CHANGE_FIVE]
+    assert pairs[2].is_distractor and pairs[2].extra == {"changeflag": 0}
     assert all((tmp_path / path).is_file() for pair in pairs for path in pair.images)
     changed = ["train_000002", "train_007590"]
     assert groups_of(pairs[:3]) == {
@@ -53,8 +42,8 @@ def test_levir_cc(tmp_path: Path) -> None:
 
 
 def test_the_first_release_has_no_flags(tmp_path: Path) -> None:
-    with_flags = read_pairs("levir_cc", write_levir(tmp_path / "new", NUMBERS))
-    derived = read_pairs("levir_cc", write_levir(tmp_path / "old", NUMBERS, flags=False))
+    with_flags = read_pairs("levir_cc", layouts.write_levir(tmp_path / "new", NUMBERS))
+    derived = read_pairs("levir_cc", layouts.write_levir(tmp_path / "old", NUMBERS, flags=False))
     assert [pair.is_distractor for pair in derived] == [pair.is_distractor for pair in with_flags]
     assert all(pair.extra["changeflag_derived"] for pair in derived)
     assert groups_of(derived) == groups_of(with_flags)
@@ -67,7 +56,7 @@ def test_the_first_release_has_no_flags(tmp_path: Path) -> None:
 
 
 def test_a_caption_is_its_tokens_or_its_text(tmp_path: Path) -> None:
-    path = write_levir(tmp_path, NUMBERS) / "LevirCCcaptions.json"
+    path = layouts.write_levir(tmp_path, NUMBERS) / "LevirCCcaptions.json"
     odd = [{"tokens": ["a\\almost", "along1side", "t-junction"], "raw": "x"}, {"raw": "  A road, e.g. a lane .  "}]
     change_rows(path, lambda rows: rows[0].update(sentences=[*odd, {"raw": "no stop", "tokens": None}, odd[0]]))
     pairs = read_pairs("levir_cc", tmp_path)
@@ -77,7 +66,7 @@ def test_a_caption_is_its_tokens_or_its_text(tmp_path: Path) -> None:
 
 
 def test_the_split_and_the_folder_of_an_entry(tmp_path: Path) -> None:
-    path = write_levir(tmp_path, NUMBERS) / "LevirCCcaptions.json"
+    path = layouts.write_levir(tmp_path, NUMBERS) / "LevirCCcaptions.json"
     change_rows(path, lambda rows: (rows[0].pop("split"), rows[1].update(split="restval"), rows[3].pop("filepath")))
     pairs = read_pairs("levir_cc", tmp_path)
     assert [pair.split for pair in pairs[:4]] == ["train", "train", "train", "val"]
@@ -85,7 +74,7 @@ def test_the_split_and_the_folder_of_an_entry(tmp_path: Path) -> None:
 
 
 def test_masks(tmp_path: Path) -> None:
-    write_levir(tmp_path, NUMBERS, masks=True)
+    layouts.write_levir(tmp_path, NUMBERS, masks=True)
     pairs = read_pairs("levir_mci", tmp_path)
     assert pairs[0].extra["mask"] == "images/train/label/train_000002.png"
     assert all((tmp_path / pair.extra["mask"]).is_file() for pair in pairs)
@@ -96,7 +85,7 @@ def test_masks(tmp_path: Path) -> None:
         pairs = read_pairs(dataset, tmp_path)
         assert describe(dataset, pairs, tmp_path)["notes"] == ["6 of 7 pairs have a mask of the change"]
     (tmp_path / "images/val/label").rename(tmp_path / "away")
-    assert "the val images have no folder label" in refusal("levir_mci", tmp_path)
+    assert "the val images have no folder label" in layouts.refusal("levir_mci", tmp_path)
     unmasked = [pair.id for pair in read_pairs("levir_cc", tmp_path) if "mask" not in pair.extra]
     assert unmasked == ["val_000001", "val_000004", "test_000008"]
 
@@ -105,7 +94,7 @@ def test_masks(tmp_path: Path) -> None:
 def test_a_lost_mask_of_levir_mci_is_treated_like_a_lost_image(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str
 ) -> None:
-    source, out = write_levir(tmp_path / "files", NUMBERS, masks=True), tmp_path / "out"
+    source, out = layouts.write_levir(tmp_path / "files", NUMBERS, masks=True), tmp_path / "out"
     path = source / "images/test/label/test_000008.png"
     path.unlink() if fault == "missing" else path.write_bytes(path.read_bytes()[:40])
     sentence = rf"of 21 images and masks 1 {fault} \(first images/test/label/test_000008.png\), so 1 of 7 pairs"
@@ -118,7 +107,7 @@ def test_a_lost_mask_of_levir_mci_is_treated_like_a_lost_image(
     assert dataset.pairs == pairs[:-1]  # the flag and the mask are in the manifest
     assert not any("label" in path for path in unique_images(pairs))
     assert dataset.info["official"]["splits"]["train"] == [3, 6815] and dataset.info["official"]["state"] == "part"
-    prepare("second_cc", str(write_second_cc(tmp_path / "second")), str(tmp_path / "views"), augmented=True)
+    prepare("second_cc", str(layouts.write_second_cc(tmp_path / "second")), str(tmp_path / "views"), augmented=True)
     info = read_dataset(tmp_path / "views").info
     assert info["settings"]["augmented"] is True and info["pairs"] == 5
     assert dataset.info["skipped"] == {"pairs": 1, "images": 1}
@@ -127,7 +116,7 @@ def test_a_lost_mask_of_levir_mci_is_treated_like_a_lost_image(
 
 
 def test_whu_cdc(tmp_path: Path) -> None:
-    write_levir(tmp_path, {"train": [4], "val": [3], "test": [24]}, masks=True, name="whuCCcaptions.json")
+    layouts.write_levir(tmp_path, {"train": [4], "val": [3], "test": [24]}, masks=True, name="whuCCcaptions.json")
     pairs = read_pairs("whu_cdc", tmp_path)
     assert [pair.id for pair in pairs] == ["train_000004", "val_000003", "test_000024"]
     assert [pair.is_distractor for pair in pairs] == [False, True, False]
@@ -136,7 +125,7 @@ def test_whu_cdc(tmp_path: Path) -> None:
 
 
 def test_second_cc_has_augmented_views_only_on_request(tmp_path: Path) -> None:
-    write_second_cc(tmp_path)
+    layouts.write_second_cc(tmp_path)
     pairs = read_pairs("second_cc", tmp_path)
     assert [pair.id for pair in pairs] == ["00003", "00017", "00021", "00040"]
     assert [pair.is_distractor for pair in pairs] == [False, True, False, False]
@@ -145,13 +134,13 @@ def test_second_cc_has_augmented_views_only_on_request(tmp_path: Path) -> None:
     assert [pair.id for pair in more] == ["00003", "00003_random_augment_1", "00017", "00021", "00040"]
     assert [pair.extra.get("augmented", False) for pair in more] == [False, True, False, False, False]
     assert describe("second_cc", more, tmp_path)["notes"] == ["1 augmented training views"]
-    assert "levir_cc has no augmented views" in refusal("levir_cc", tmp_path, augmented=True)
+    assert "levir_cc has no augmented views" in layouts.refusal("levir_cc", tmp_path, augmented=True)
     change_rows(tmp_path / "SECOND-CC-AUG.json", lambda rows: rows[3].update(filename="00021_random_augment.png"))
     assert [pair.split for pair in read_pairs("second_cc", tmp_path, augmented=True)] == ["train"] * 3 + ["test"]
 
 
 def test_dubai_cc(tmp_path: Path) -> None:
-    pairs = read_pairs("dubai_cc", write_dubai_cc(tmp_path))
+    pairs = read_pairs("dubai_cc", layouts.write_dubai_cc(tmp_path))
     assert [(pair.id, pair.split, pair.is_distractor) for pair in pairs] == [
         ("0_0", "train", False), ("0_50", "train", True), ("50_0", "val", False), ("50_50", "test", True),
         ("50_100", "test", False),
@@ -170,15 +159,15 @@ def test_dubai_cc(tmp_path: Path) -> None:
 @pytest.mark.parametrize("home", ["images/{}/", "{}/", "images/", ""])
 def test_a_dataset_of_ones_own(tmp_path: Path, home: str) -> None:
     entries = [
-        karpathy_entry("train", "1.jpg", ["A cup is gone"]),
-        karpathy_entry("val", "2.jpg", ["Nothing has changed."], flag=1),
-        karpathy_entry("test", "3.jpg", ["There is no difference"]),
+        layouts.karpathy_entry("train", "1.jpg", ["A cup is gone"]),
+        layouts.karpathy_entry("val", "2.jpg", ["Nothing has changed."], flag=1),
+        layouts.karpathy_entry("test", "3.jpg", ["There is no difference"]),
     ]
-    write_json(tmp_path / "desk.json", {"images": entries})
-    write_json(tmp_path / "other.json", {"info": []})
+    layouts.write_json(tmp_path / "desk.json", {"images": entries})
+    layouts.write_json(tmp_path / "other.json", {"info": []})
     for entry in entries:
-        write_image(tmp_path / home.format(entry["split"]) / "A" / entry["filename"])
-        write_image(tmp_path / home.format(entry["split"]) / "B" / entry["filename"])
+        layouts.write_image(tmp_path / home.format(entry["split"]) / "A" / entry["filename"])
+        layouts.write_image(tmp_path / home.format(entry["split"]) / "B" / entry["filename"])
     pairs = read_pairs("desk", tmp_path)
     found = [(pair.id, pair.split, pair.is_distractor) for pair in pairs]
     assert found == [("1", "train", False), ("2", "val", False), ("3", "test", True)]
@@ -186,20 +175,22 @@ def test_a_dataset_of_ones_own(tmp_path: Path, home: str) -> None:
 
 
 def test_two_formats_or_two_files_of_ones_own_are_refused(tmp_path: Path) -> None:
-    assert "no pairs.jsonl there" in refusal("desk", tmp_path) and "clevr_change" in refusal("desk", tmp_path)
-    entries = [karpathy_entry(split, "1.png", ["a cup is gone"]) for split in ("train", "val")]
-    write_json(tmp_path / "b.json", {"images": entries})  # equal names in two splits get other ids
+    output = layouts.refusal("desk", tmp_path)
+    assert "no pairs.jsonl there" in output and "clevr_change" in output
+    entries = [layouts.karpathy_entry(split, "1.png", ["a cup is gone"]) for split in ("train", "val")]
+    layouts.write_json(tmp_path / "b.json", {"images": entries})  # equal names in two splits get other ids
     assert [pair.id for pair in read_pairs("desk", tmp_path)] == ["images/train/A/1", "images/val/A/1"]
-    write_json(tmp_path / "b.json", {"images": levir_entries(NUMBERS)})
-    write_json(tmp_path / "dataset.json", {"images": 3})  # of the data stage
+    layouts.write_json(tmp_path / "b.json", {"images": layouts.levir_entries(NUMBERS)})
+    layouts.write_json(tmp_path / "dataset.json", {"images": 3})  # of the data stage
     assert len(read_pairs("desk", tmp_path)) == 7
-    write_json(tmp_path / "a.json", {"images": []})
-    assert "has several JSON files with images (a.json, b.json); keep one" in refusal("desk", tmp_path)
+    layouts.write_json(tmp_path / "a.json", {"images": []})
+    assert "has several JSON files with images (a.json, b.json); keep one" in layouts.refusal("desk", tmp_path)
     (tmp_path / "a.json").unlink()
-    write_lines(tmp_path / "pairs.jsonl", [{"before": "a.png", "after": "b.png", "captions": ["x"], "split": "train"}])
-    assert "has both pairs.jsonl and b.json; keep one" in refusal("desk", tmp_path)
+    pair = {"before": "a.png", "after": "b.png", "captions": ["x"], "split": "train"}
+    layouts.write_lines(tmp_path / "pairs.jsonl", [pair])
+    assert "has both pairs.jsonl and b.json; keep one" in layouts.refusal("desk", tmp_path)
     (tmp_path / "b.json").unlink()
-    write_json(tmp_path / "coco.json", {"images": [], "annotations": []})
+    layouts.write_json(tmp_path / "coco.json", {"images": [], "annotations": []})
     assert len(read_pairs("desk", tmp_path)) == 1
 
 
@@ -225,12 +216,12 @@ def test_two_formats_or_two_files_of_ones_own_are_refused(tmp_path: Path) -> Non
     ],
 )
 def test_a_malformed_entry_is_named_by_number(tmp_path: Path, edit: Any, output: str) -> None:
-    path = write_levir(tmp_path, NUMBERS) / "LevirCCcaptions.json"
+    path = layouts.write_levir(tmp_path, NUMBERS) / "LevirCCcaptions.json"
     change_rows(path, edit)
     for dataset in ("levir_cc", "desk"):
-        assert str(tmp_path) in refusal(dataset, tmp_path) and output in refusal(dataset, tmp_path)
+        assert str(tmp_path) in layouts.refusal(dataset, tmp_path) and output in layouts.refusal(dataset, tmp_path)
     for text, words in (('{"images": [', ": not valid JSON"), ('{"annotations": []}', ': "images" must be a list')):
         path.write_text(text)
-        assert f"{path}{words}" in refusal("levir_cc", tmp_path)
+        assert f"{path}{words}" in layouts.refusal("levir_cc", tmp_path)
     path.unlink()
-    assert f"{path}: no captions there" in refusal("levir_cc", tmp_path)
+    assert f"{path}: no captions there" in layouts.refusal("levir_cc", tmp_path)

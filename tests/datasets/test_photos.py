@@ -4,16 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.datasets.layouts import (
-    BIRD_COLUMNS,
-    bird_row,
-    refusal,
-    write_image,
-    write_image_editing_request,
-    write_json,
-    write_lines,
-    write_spot_the_diff,
-)
+from tests.datasets import layouts
 
 from diffcap.datasets import describe, read_pairs
 from diffcap.datasets.photos import photo_id, tokenize_text
@@ -23,7 +14,7 @@ from diffcap.text.vocabulary import build_vocabulary
 
 
 def test_rows_of_one_pair_are_merged(tmp_path: Path) -> None:
-    folder = write_spot_the_diff(tmp_path)
+    folder = layouts.write_spot_the_diff(tmp_path)
     pairs = {pair.id: pair for pair in read_pairs("spot_the_diff", folder)}
     first = pairs["7.png"]
     assert first.captions == ["the red car has moved", "a man is gone", "the car left"]
@@ -40,7 +31,7 @@ def test_rows_of_one_pair_are_merged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["annotations", "data/annotations", ""])
 def test_annotations_and_images_may_lie_in_other_places(tmp_path: Path, place: str) -> None:
-    folder = write_spot_the_diff(tmp_path)
+    folder = layouts.write_spot_the_diff(tmp_path)
     (folder / place).mkdir(parents=True, exist_ok=True)
     for path in list((folder / "annotations").iterdir()):
         path.rename(folder / place / path.name)
@@ -52,7 +43,7 @@ def test_annotations_and_images_may_lie_in_other_places(tmp_path: Path, place: s
 
 
 def test_one_protocol_takes_sentences_and_the_other_pairs(tmp_path: Path) -> None:
-    pairs = read_pairs("spot_the_diff", write_spot_the_diff(tmp_path, images=False))
+    pairs = read_pairs("spot_the_diff", layouts.write_spot_the_diff(tmp_path, images=False))
     assert take_changes(pairs, "single") == take_changes(pairs, None) == pairs
     joined = {pair.id: pair.captions for pair in take_changes(pairs, "multi")}
     assert joined["7.png"] == ["the red car has moved. a man is gone. the car left"]
@@ -67,7 +58,7 @@ def test_one_protocol_takes_sentences_and_the_other_pairs(tmp_path: Path) -> Non
 
 
 def test_pairs_are_known_by_uid_and_images_may_be_shared(tmp_path: Path) -> None:
-    folder = write_image_editing_request(tmp_path)
+    folder = layouts.write_image_editing_request(tmp_path)
     pairs = {pair.id: pair for pair in read_pairs("image_editing_request", folder)}
     assert list(pairs)[:2] == ["Z_1", "Z_2"] and pairs["R_1"].split == "val"
     assert (pairs["Z_1"].before, pairs["Z_1"].after) == (pairs["Z_2"].before, pairs["Z_2"].after)
@@ -103,22 +94,22 @@ def test_pairs_are_known_by_uid_and_images_may_be_shared(tmp_path: Path) -> None
 )
 def test_a_malformed_entry_is_named_by_number(tmp_path: Path, dataset: str, rows: Any, words: str) -> None:
     if dataset == "spot_the_diff":
-        path = write_spot_the_diff(tmp_path, images=False) / "annotations/test.json"
+        path = layouts.write_spot_the_diff(tmp_path, images=False) / "annotations/test.json"
     else:
-        path = write_image_editing_request(tmp_path) / "test.json"
+        path = layouts.write_image_editing_request(tmp_path) / "test.json"
         good = {"img0": "a.jpg", "img1": "b.jpg", "sents": ["x"], "uid": "R_9"}
         rows = [{**good, **row} for row in rows] if isinstance(rows, list) else rows
     path.unlink()
     if rows is not None:
-        write_json(path, rows)
-    assert words in refusal(dataset, tmp_path)
+        layouts.write_json(path, rows)
+    assert words in layouts.refusal(dataset, tmp_path)
 
 
 ROWS = [
-    bird_row("11", "12", "train", 'Animal 1 has a "puffy" tail.', 1),
-    bird_row("13", "11", "dev", "Animal 2's beak is multi-colored"),
-    bird_row("11", "12", "train", "Animal 2 is brown, animal 1 is not", 2),
-    bird_row("12", "11", "test", "they are the same"),
+    layouts.bird_row("11", "12", "train", 'Animal 1 has a "puffy" tail.', 1),
+    layouts.bird_row("13", "11", "dev", "Animal 2's beak is multi-colored"),
+    layouts.bird_row("11", "12", "train", "Animal 2 is brown, animal 1 is not", 2),
+    layouts.bird_row("12", "11", "test", "they are the same"),
 ]
 
 
@@ -138,7 +129,7 @@ def check_birds(folder: Path) -> list[ChangePair]:
 
 
 @pytest.mark.parametrize("ending", ["", "\r"])
-@pytest.mark.parametrize("header", ["", "\t".join(BIRD_COLUMNS), "\t".join(reversed(BIRD_COLUMNS))])
+@pytest.mark.parametrize("header", ["", "\t".join(layouts.BIRD_COLUMNS), "\t".join(reversed(layouts.BIRD_COLUMNS))])
 def test_rows_of_the_table_with_the_same_two_photos_are_one_pair(tmp_path: Path, header: str, ending: str) -> None:
     is_reversed = header.startswith("description")  # columns follow the header
     rows = ["\t".join(row.split("\t")[:: -1 if is_reversed else 1]) for row in ROWS]
@@ -154,7 +145,7 @@ def test_tokenised_lines(tmp_path: Path) -> None:
     test = {"img1": "12", "img2": "11", "description": [["one"], ["two", "words"]], "annN": "1"}
     for names in (("train.jsonl", "dev.jsonl", "test.jsonl"), ("train.json", "val.json", "test.json")):
         for name, rows in zip(names, ([first, second], [val], [test])):
-            write_lines(tmp_path / name, rows)
+            layouts.write_lines(tmp_path / name, rows)
         assert check_birds(tmp_path)[2].captions == ["one", "two words"]
         for name in names:
             (tmp_path / name).unlink()
@@ -164,7 +155,7 @@ def test_photos_are_found_by_id_whatever_their_extension(tmp_path: Path) -> None
     write_table(tmp_path, ROWS)
     (tmp_path / "images").mkdir()
     for name in ("11.png", "12.JPG", "13.jpeg", "13.jpg"):
-        write_image(tmp_path / "scratch.png")
+        layouts.write_image(tmp_path / "scratch.png")
         (tmp_path / "scratch.png").rename(tmp_path / "images" / name)
     pairs = read_pairs("birds2words", tmp_path)
     assert (pairs[0].before, pairs[0].after) == ("images/11.png", "images/12.JPG")
@@ -187,7 +178,9 @@ def test_names_of_photos(image: str, observation: str, name: str) -> None:
 
 def test_text_is_spelled_as_in_the_tokenised_form(tmp_path: Path) -> None:
     assert tokenize_text("Animal 1 is red; Animal 2's (leg) isn't!") == "animal1 is red ; animal2 ' s ( leg ) isn ' t !"
-    quoted = [bird_row("1", "2", "train", text) for text in ('"a ""red"" tail"', 'a "red" tail')]  # by a spreadsheet
+    quoted = [
+        layouts.bird_row("1", "2", "train", text) for text in ('"a ""red"" tail"', 'a "red" tail')
+    ]  # by a spreadsheet
     write_table(tmp_path, quoted)
     assert read_pairs("birds2words", tmp_path)[0].captions == ["a `` red `` tail"] * 2
 
@@ -196,39 +189,39 @@ def test_text_is_spelled_as_in_the_tokenised_form(tmp_path: Path) -> None:
     ("row", "output"),
     [
         ("a\tb", "2 columns, not 11"),
-        (bird_row("1", "2", "training", "x"), 'found "training"'),
-        (bird_row("1", "2", "train", " "), "the column description is empty"),
-        (bird_row("11", "12", "test", "x"), "11_12 is in test here and in train before"),
+        (layouts.bird_row("1", "2", "training", "x"), 'found "training"'),
+        (layouts.bird_row("1", "2", "train", " "), "the column description is empty"),
+        (layouts.bird_row("11", "12", "test", "x"), "11_12 is in test here and in train before"),
     ],
 )
 def test_a_malformed_row_is_named_by_number(tmp_path: Path, row: str, output: str) -> None:
     path = write_table(tmp_path, [*ROWS, row])
-    found = refusal("birds2words", tmp_path)
+    found = layouts.refusal("birds2words", tmp_path)
     assert f"{path}, line 5: " in found and output in found
     write_table(tmp_path, ["img1ImgURL\timg2ImgURL\tdescription", *ROWS])
-    assert "line 1: the columns must be img1ObservationURL" in refusal("birds2words", tmp_path)
+    assert "line 1: the columns must be img1ObservationURL" in layouts.refusal("birds2words", tmp_path)
 
 
 @pytest.mark.parametrize("description", [[], "a bird", [[]], [["a"], "b"], None, [1]])
 def test_a_malformed_line_is_named_by_number(tmp_path: Path, description: object) -> None:
     good = {"img1": "1", "img2": "2", "description": ["a"]}
-    write_lines(tmp_path / "train.jsonl", [good, {**good, "description": description}])
-    assert f'{tmp_path / "train.jsonl"}, line 2: "description" must be' in refusal("birds2words", tmp_path)
+    layouts.write_lines(tmp_path / "train.jsonl", [good, {**good, "description": description}])
+    assert f'{tmp_path / "train.jsonl"}, line 2: "description" must be' in layouts.refusal("birds2words", tmp_path)
 
 
 def test_one_form_and_all_of_it(tmp_path: Path) -> None:
-    assert "put the official birds-to-words-v1.0.tsv or train.jsonl" in refusal("birds2words", tmp_path)
-    write_lines(tmp_path / "train.jsonl", [{"img1": "1", "img2": "2", "description": ["a"]}])
-    assert f"{tmp_path / 'val.jsonl'}: no annotations there" in refusal("birds2words", tmp_path)
+    assert "put the official birds-to-words-v1.0.tsv or train.jsonl" in layouts.refusal("birds2words", tmp_path)
+    layouts.write_lines(tmp_path / "train.jsonl", [{"img1": "1", "img2": "2", "description": ["a"]}])
+    assert f"{tmp_path / 'val.jsonl'}: no annotations there" in layouts.refusal("birds2words", tmp_path)
     write_table(tmp_path, ROWS)
-    assert "keep only one format" in refusal("birds2words", tmp_path)
+    assert "keep only one format" in layouts.refusal("birds2words", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["../../etc/x", "a/../../../x", "/etc/x"])
 def test_no_path_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
     """Of spot_the_diff; every reader's paths are checked in the same place."""
-    folder = write_spot_the_diff(tmp_path, images=False)
+    folder = layouts.write_spot_the_diff(tmp_path, images=False)
     (folder / "1_2.png").touch()  # the images lie beside the annotations
-    write_json(folder / "annotations/val.json", [{"img_id": name, "sentences": ["x"]}])
+    layouts.write_json(folder / "annotations/val.json", [{"img_id": name, "sentences": ["x"]}])
     words = f"{folder}, the pair '{name}.png': the path '{name}.png' leads out of the dataset's folder"
-    assert words in refusal("spot_the_diff", folder)
+    assert words in layouts.refusal("spot_the_diff", folder)

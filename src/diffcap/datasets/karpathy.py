@@ -17,7 +17,7 @@ suffix; if these names are not distinct, `make_default_ids` makes other ids. Pai
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from diffcap.datasets.checks import find_file, get_text, make_default_ids
 from diffcap.datasets.no_change import is_no_change
@@ -136,18 +136,8 @@ def read_dubai_cc(folder: Path) -> list[ChangePair]:
     return read_files(folder, split_of_file, layout, unchanged_if=any)
 
 
-class _PairEntry(NamedTuple):
-    """An entry of a file in Karpathy's form."""
-
-    place: str  # the file and the number of the entry, for messages
-    folder: str  # {folder} in an `ImageLayout`
-    name: str
-    split: str
-    captions: list[str]
-    extra: dict[str, Any]
-
-    def path(self, pattern: str) -> str:  # `pattern` is a field of an `ImageLayout`
-        return pattern.format(folder=self.folder, name=self.name)
+# A pair without id and paths, with its place (the file and the number of its entry, for messages) and the values of {folder} and {name}.
+_Entry = tuple[str, dict[str, str], ChangePair]
 
 
 def read_files(
@@ -166,7 +156,7 @@ def read_files(
         unchanged_if: `all` or `any`. An entry without `changeflag` is unchanged if all, or any, of its captions state that.
         all_masks: set `extra["mask"]` of all pairs if the folder of masks exists, so that the data stage reports missing masks.
     """
-    entries: list[_PairEntry] = []
+    entries: list[_Entry] = []
     for json_file, split in split_of_file.items():
         content = read_json(json_file, "captions", "fetch it again, or fix it")
         rows = content.get("images") if isinstance(content, dict) else None
@@ -174,28 +164,26 @@ def read_files(
             raise DiffcapError(f'{json_file}: "images" must be a list; {_FORM_HINT}.')
         for number, row in enumerate(rows, 1):
             entries.append(_read_entry(row, f"{json_file}, entry {number}", split, unchanged_if))
-    paths = ((layout, root / entry.path(layout.before)) for layout in layouts for entry in entries)
+    paths = ((layout, root / layout.before.format(**names)) for layout in layouts for _, names, _ in entries)
     layout = next((layout for layout, path in paths if existing_path(path).is_file()), layouts[0])
     place_of_image: dict[str, str] = {}
-    image_paths = [(entry.path(layout.before), entry.path(layout.after)) for entry in entries]
-    for entry, (before, _) in zip(entries, image_paths):
+    image_paths = [(layout.before.format(**names), layout.after.format(**names)) for _, names, _ in entries]
+    pairs = []
+    for (place, names, pair), (before, after), pair_id in zip(entries, image_paths, make_default_ids(image_paths)):
         if before in place_of_image:
             raise DiffcapError(
-                f"{entry.place}: the image {before!r} is already used in {place_of_image[before]}; keep one of the two."
+                f"{place}: the image {before!r} is already used in {place_of_image[before]}; keep one of the two."
             )
-        place_of_image[before] = entry.place
-        mask_file = root / entry.path(layout.mask)
+        place_of_image[before] = place
+        mask = layout.mask.format(**names)
         # `existing_path` finds a file whose name has another Unicode normal form on the disk.
-        if layout.mask and (existing_path(mask_file).is_file() or (all_masks and mask_file.parent.is_dir())):
-            entry.extra["mask"] = entry.path(layout.mask)
-    pairs = []
-    for pair_id, entry, (before, after) in zip(make_default_ids(image_paths), entries, image_paths):
-        is_distractor = not entry.extra["changeflag"]
-        pairs.append(ChangePair(pair_id, before, after, entry.captions, entry.split, None, is_distractor, entry.extra))
+        if mask and (existing_path(root / mask).is_file() or (all_masks and (root / mask).parent.is_dir())):
+            pair.extra["mask"] = mask
+        pairs.append(replace(pair, id=pair_id, before=before, after=after))
     return pairs
 
 
-def _read_entry(row: Any, place: str, split: str, unchanged_if: Callable[[Iterable[bool]], bool]) -> _PairEntry:
+def _read_entry(row: Any, place: str, split: str, unchanged_if: Callable[[Iterable[bool]], bool]) -> _Entry:
     if not isinstance(row, dict):
         raise DiffcapError(f"{place}: must be an object, found {row!r:.60}; {_FORM_HINT}.")
     file_name = get_text(row, "filename", place)
@@ -226,4 +214,5 @@ def _read_entry(row: Any, place: str, split: str, unchanged_if: Callable[[Iterab
         extra = {"changeflag": _CHANGE_FLAGS[change_flag]}
     else:
         raise DiffcapError(f'{place}: "changeflag" must be 0 or 1, found {change_flag!r:.60}; fix it.')
-    return _PairEntry(place, folder, file_name, split, captions, extra)
+    pair = ChangePair("", "", "", captions, split, is_distractor=not extra["changeflag"], extra=extra)
+    return place, {"folder": folder, "name": file_name}, pair

@@ -193,7 +193,7 @@ def _unquote(cell: str) -> str:
 def _read_json_lines(folder: Path) -> Iterator[BirdAnnotation]:
     remedy = "put the official birds-to-words-v1.0.tsv or train.jsonl, val.jsonl and test.jsonl into this folder"
     for split in SPLITS:
-        names = [name for name, split_name in SPLIT_OF_NAME.items() if split_name == split]
+        names = ("val", "dev") if split == "val" else (split,)
         file_names = [f"{name}.{extension}" for extension in ("jsonl", "json") for name in names]
         for place, row in read_json_lines(checks.find_file(folder, *file_names), "annotations", remedy):
             photo_ids = checks.get_text(row, "img1", place), checks.get_text(row, "img2", place)

@@ -1,6 +1,5 @@
 """Find and load part-of-speech taggers of the library Stanza, and read and write tagged sentences in CoNLL-U, a text format."""
 
-import errno
 import gc
 import hashlib
 import re
@@ -94,18 +93,14 @@ def _find_english_tagger() -> TaggerModel:
     import stanza
 
     options = {"lang": "en"}
-    try:
+    remedy = (
+        "connect to the internet once, give the folder of a local tagger (resources.json and one .pt file) as TAGGER=FOLDER, or use "
+        "TAGGER=blocks, the small tagger that ships with diffcap (OFFLINE=yes chooses it, too)"
+    )
+    with wrap_errors("Stanza's English tagger", "it is not on this machine and cannot be downloaded", remedy):
         pipeline = stanza.Pipeline(**_SETTINGS, **options, download_method=stanza.DownloadMethod.REUSE_RESOURCES)
-        paths = [path for key, path in sorted(pipeline.config.items()) if re.fullmatch("pos_.*_path", key) and path]
-        pt_files = [Path(path) for path in paths if Path(path).is_file()]
-    except Exception as error:  # requests, httpx, huggingface_hub and Stanza raise different types
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise DiffcapError(
-            f"Stanza's English tagger is not on this machine and cannot be downloaded ({type(error).__name__}); connect to "
-            "the internet once, give the folder of a local tagger (resources.json and one .pt file) as TAGGER=FOLDER, or use "
-            "TAGGER=blocks, the small tagger that ships with diffcap (OFFLINE=yes chooses it, too)."
-        ) from None
+    paths = [path for key, path in sorted(pipeline.config.items()) if re.fullmatch("pos_.*_path", key) and path]
+    pt_files = [Path(path) for path in paths if Path(path).is_file()]
     identity = hashlib.sha256("".join(file_hash(file) for file in pt_files).encode()).hexdigest()
     return TaggerModel("english", identity, options)
 

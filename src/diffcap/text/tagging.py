@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffcap.records import write_text
+from diffcap.records import update_text
 from diffcap.text.stanza_tagger import TaggerModel, find_tagger, load_pipeline, tag_batch
 from diffcap.utils.cores import available_cores, map_on_processes
 
@@ -39,30 +39,30 @@ class TagCache:
         self.tags: dict[str, list[str]] = {}
         if path is None:
             return
-        content = path.read_bytes() if path.is_file() else b""
-        complete_lines, newline, _ = content.rpartition(b"\n")
         rows = []
-        for line in complete_lines.split(b"\n"):
-            with contextlib.suppress(ValueError):  # a damaged line is left out
+        for line in path.read_bytes().split(b"\n") if path.is_file() else []:
+            with contextlib.suppress(ValueError):  # a damaged line is left out, such as that of a killed process
                 rows.append(json.loads(line))
         if not rows or rows[0].get("identity") != model.identity:
-            write_text(path, json.dumps({"tagger": model.name, "identity": model.identity}) + "\n")
-            return
+            rows = [{"tagger": model.name, "identity": model.identity}]
+        update_text(path, "".join(map(_json_line, rows)))
         self.tags = {row["sentence"]: row["tags"].split(" ") for row in rows[1:]}
-        if len(complete_lines + newline) < len(content):  # the last line is incomplete: the process was killed
-            os.truncate(path, len(complete_lines + newline))
 
     def add(self, tagged_sentences: Iterable[tuple[str, list[str]]]) -> None:
         """Store tagged sentences; one write appends all of them to the file and flushes them to disk (fsync)."""
         lines = []
         for sentence, tags in tagged_sentences:
             self.tags[sentence] = tags
-            lines.append(json.dumps({"sentence": sentence, "tags": " ".join(tags)}, ensure_ascii=False) + "\n")
+            lines.append(_json_line({"sentence": sentence, "tags": " ".join(tags)}))
         if self.path is not None:
             with self.path.open("ab") as file:
                 file.write("".join(lines).encode())
                 file.flush()
                 os.fsync(file.fileno())
+
+
+def _json_line(row: dict[str, str]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def tag_sentences(
