@@ -103,11 +103,8 @@ def test_the_authors_network_of_clip4idc_has_its_name() -> None:
         "visual.proj": (768, 512),
         "positional_embedding": (77, 512),
         "token_embedding.weight": (49408, 512),
-        **{
-            f"{tower}.resblocks.{n}.ln_1.bias": (1,)
-            for tower in ("visual.transformer", "transformer")
-            for n in range(12)
-        },
+        **{f"visual.transformer.resblocks.{n}.ln_1.bias": (1,) for n in range(12)},
+        **{f"transformer.resblocks.{n}.ln_1.bias": (1,) for n in range(12)},
     }
     state = {f"clip.{name}": torch.empty(shape, device="meta") for name, shape in shapes.items()}
     model = clip4idc.official_sizes(state, ImportOptions()).model

@@ -165,9 +165,8 @@ def test_what_learns_at_which_rate() -> None:
 def test_adaptation_learns_everything_and_keeps_its_scale() -> None:
     torch.manual_seed(0)
     model = CLIP4IDCAdaptation(NETWORK, (8, 12), freeze_embeddings=False, max_length=14)
-    frozen = {
-        name for name, part in CLIP4IDCAdaptation(NETWORK, max_length=14).named_parameters() if not part.requires_grad
-    }
+    default = CLIP4IDCAdaptation(NETWORK, max_length=14)
+    frozen = {name for name, part in default.named_parameters() if not part.requires_grad}
     assert len(frozen) == 7 and "words.token_embedding.weight" in frozen and "images.visual.conv1.weight" in frozen
     batch = {"before": pixels(4), "after": pixels(4, seed=1), "tokens": captions([3, 5, 2, 7], 10)}
     loss = model.loss(batch)

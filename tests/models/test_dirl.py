@@ -81,9 +81,8 @@ def test_the_regularisation_takes_the_last_blocks_means() -> None:
     for masked in (False, True):
         model = dirl(ccr_mask_padding=masked)
         last = model.decoder(tokens, model.encode(*maps(3))).last_block
-        for found, part in zip(
-            model.average_states(last, tokens), (last.after_self_attention, last.after_cross_attention)
-        ):
+        parts = last.after_self_attention, last.after_cross_attention
+        for found, part in zip(model.average_states(last, tokens), parts):
             for pair in range(3):
                 taken = [place for place in range(LENGTH) if not masked or tokens[pair, place] != NULL]
                 assert len(taken) == ([5, 10, 3][pair] if masked else LENGTH)

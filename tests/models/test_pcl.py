@@ -79,12 +79,8 @@ def test_the_pad_mask_makes_trimming_exact_in_pre_training_and_only_it() -> None
 def assert_same_losses_and_gradients(model: nn.Module, ours: Tensor, plain: Tensor) -> None:
     torch.testing.assert_close(ours, plain, **CLOSE)
     weights = torch.arange(1.0, 1 + len(ours))  # a different factor of each loss
-    gradients = [
-        torch.autograd.grad(
-            (losses * weights).sum(), list(model.parameters()), retain_graph=True, materialize_grads=True
-        )
-        for losses in (ours, plain)
-    ]
+    parameters, options = list(model.parameters()), {"retain_graph": True, "materialize_grads": True}
+    gradients = [torch.autograd.grad((losses * weights).sum(), parameters, **options) for losses in (ours, plain)]
     for a, b in zip(*gradients):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 

@@ -65,7 +65,6 @@ def build_clip(network: Network, image_size: tuple[int, int] | None = None, voca
 
 
 def _read_configuration(network: Network) -> dict[str, Any]:
-    """Return a new dict with the configuration of an open_clip model."""
     import open_clip
 
     if isinstance(network, str) and network not in open_clip.list_models():

@@ -164,7 +164,7 @@ class _AttentionWithDropout(torch.autograd.Function):
         query, key, value, keep_mask = ctx.saved_tensors
         # (B, H, T, E) as views of contiguous (B, T, H, E), so that merging the heads copies nothing
         grad_query, grad_key, grad_value = (
-            part.new_empty(part.transpose(1, 2).shape).transpose(1, 2) for part in (query, key, value)
+            part.new_zeros(part.transpose(1, 2).shape).transpose(1, 2) for part in (query, key, value)
         )
         for row in range(len(grad_out)):
             query_row = row % len(query)
@@ -172,12 +172,12 @@ class _AttentionWithDropout(torch.autograd.Function):
             probabilities = _probabilities(query[query_row], key[key_row])
             scaled_grad = grad_out[row] * ctx.scale
             dropped = (probabilities * keep_mask[row]).to(scaled_grad.dtype)
-            _accumulate(grad_value, key_row, row, dropped.transpose(1, 2) @ scaled_grad)
+            grad_value[key_row] += dropped.transpose(1, 2) @ scaled_grad
             grad_probabilities = (scaled_grad @ value[key_row].transpose(1, 2)).float().mul_(keep_mask[row])
             grad_scores = torch._softmax_backward_data(grad_probabilities, probabilities, -1, torch.float32)
             grad_scores = grad_scores.mul_(query.shape[3] ** -0.5).to(query.dtype)
-            _accumulate(grad_query, query_row, row, grad_scores @ key[key_row])
-            _accumulate(grad_key, key_row, row, grad_scores.transpose(1, 2) @ query[query_row])
+            grad_query[query_row] += grad_scores @ key[key_row]
+            grad_key[key_row] += grad_scores.transpose(1, 2) @ query[query_row]
         return grad_query, grad_key, grad_value, None
 
 
@@ -192,11 +192,3 @@ def _keep_mask(x: Tensor, threshold: int) -> Tensor:
     random_bits = torch.empty(math.ceil(count / 4), dtype=torch.int64).random_(-(2**63), None)
     keep = random_bits.view(torch.int16)[:count] >= threshold - RANDOM_LEVELS // 2
     return keep.view(torch.uint8).view(x.shape)  # torch multiplies by integers several times faster than by booleans
-
-
-def _accumulate(gradient: Tensor, index: int, batch_row: int, contribution: Tensor) -> None:
-    """Add the contribution of row `batch_row` of the repeated batch to `gradient[index]`; the first contribution overwrites it."""
-    if index == batch_row:
-        gradient[index] = contribution
-    else:
-        gradient[index] += contribution

@@ -174,12 +174,13 @@ class Ensemble(Captioner):
         """Score the next word (see `Captioner.step`): the logits are the logarithms of every word's mean probability."""
         caches = cache or [None] * len(memory)
         outputs = [member.step(tokens, *state) for member, *state in zip(self.members, memory, caches)]
-        return _mean_log_probabilities([logits for logits, _ in outputs]), [new_cache for _, new_cache in outputs]
+        logits, new_caches = zip(*outputs)
+        return _mean_log_probabilities(logits), list(new_caches)
 
     def teacher_forced_logits(self, tokens: Tensor, memory: list[Any]) -> Tensor:
         """Score the words of given captions in one pass, see `Captioner.teacher_forced_logits`."""
-        member_memories = zip(self.members, memory)
-        return _mean_log_probabilities([member.teacher_forced_logits(tokens, part) for member, part in member_memories])
+        logits = [member.teacher_forced_logits(tokens, part) for member, part in zip(self.members, memory)]
+        return _mean_log_probabilities(logits)
 
     def nothing_changed(self, before: Any, after: Any) -> Tensor | None:
         """Return the mean probability that only the viewpoint changed, over the members that estimate it; else None."""
@@ -189,18 +190,17 @@ class Ensemble(Captioner):
 
     def attention(self, before: Any, after: Any, tokens: Tensor) -> AttentionMaps:
         """Return the mean of the members' attention maps, see `Captioner.attention`."""
-        attentions = [member.attention(*maps, tokens) for member, *maps in zip(self.members, before, after)]
+        attentions = [member.attention(*pair, tokens) for member, *pair in zip(self.members, before, after)]
         if len({attention.before.shape for attention in attentions}) > 1:
             raise NotImplementedError("the attention maps of the members have different sizes")
-        alignments = [attention.alignment for attention in attentions if attention.alignment is not None]
-        return AttentionMaps(
-            torch.stack([attention.before for attention in attentions]).mean(0),
-            torch.stack([attention.after for attention in attentions]).mean(0),
-            torch.stack(alignments).mean(0) if len(alignments) == len(attentions) else None,
-        )
+        means: list[Any] = []  # of before, after and alignment
+        for maps in zip(*attentions):
+            has_maps = all(part is not None for part in maps)
+            means.append(torch.stack(maps).mean(0) if has_maps else None)
+        return AttentionMaps(*means)
 
 
-def _mean_log_probabilities(member_logits: list[Tensor]) -> Tensor:
+def _mean_log_probabilities(member_logits: Sequence[Tensor]) -> Tensor:
     """Return the logarithm (..., V) of the mean of several models' probabilities, from the logits (..., V) of each."""
     log_probabilities = torch.stack([logits.float().log_softmax(-1) for logits in member_logits])
     return log_probabilities.logsumexp(0) - math.log(len(member_logits))

@@ -62,10 +62,12 @@ class GenericVLM(AnsweringModel):
         if not self.net.config.is_encoder_decoder:
             ids = ids[:, inputs["input_ids"].shape[1] :]
         texts = self.processor.batch_decode(ids, skip_special_tokens=True)
-        counts = zip(inputs["attention_mask"].sum(1).tolist(), (ids != self.tokenizer.pad_token_id).sum(1).tolist())
+        prompt_counts = inputs["attention_mask"].sum(1).tolist()
+        answer_counts = (ids != self.tokenizer.pad_token_id).sum(1).tolist()
         seconds = (time.monotonic() - start) / len(pairs)
         limit = self.hyperparameters["max_length"]
-        return [Answer(text, first, count, seconds, count >= limit) for text, (first, count) in zip(texts, counts)]
+        rows = zip(texts, prompt_counts, answer_counts)
+        return [Answer(text, first, count, seconds, count >= limit) for text, first, count in rows]
 
     def check(self) -> None:
         """Check with small images that an answer's first token depends on both; BLIP-2 ignores the second without an error."""

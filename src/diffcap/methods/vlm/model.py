@@ -407,7 +407,6 @@ def _check_loaded(folder: Any, model: nn.Module, loaded: dict[str, Any]) -> None
 
 
 def _remove_base(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Remove the base model's weights from a state dict."""
     for name in [name for name in state if name.startswith(prefix)]:
         if name.removeprefix(prefix) not in module._trained:
             del state[name]
