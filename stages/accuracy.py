@@ -69,8 +69,8 @@ def accuracy(
     averaged_eval, reinforced_eval = result_folder_name(AVERAGED, EVAL), result_folder_name(REINFORCE, EVAL)
 
     def evaluate(title: str, checkpoint: Path, out: Path, *options: str) -> None:
-        words = ["--checkpoint", str(checkpoint), "--out", str(out), "--folder", base.folder, *options]
-        call([sys.executable, "-m", "diffcap", "eval", *words], title)
+        words = ["--checkpoint", str(checkpoint), "--out", str(out), "--folder", base.folder]
+        call(["eval", *words, *options], title)
 
     def run_seed(number: int) -> None:
         run_folder = out_folder / str(number)
@@ -121,7 +121,7 @@ def average(title: str, training_folder: Path, keep: int, out: Path) -> None:
     file_entries = record.describe_files(files, old_record)
     result_id = record.result_id({}, file_entries)  # hash of the contents of the files
     if old_record.get("id") != result_id or record.lost_products(record_file, old_record):
-        call([sys.executable, "-m", "diffcap", "average", *map(str, files), "--out", str(out)], title)
+        call(["average", *map(str, files), "--out", str(out)], title)
         record.write(record_file, record.make("", result_id, file_entries, [out]))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from diffcap.compose import MIXED, compose
 from diffcap.datasets.registry import SHIPPED_BACKBONES, get_dataset
-from diffcap.records import read_json
+from diffcap.records import JsonDict, read_json
 from diffcap.registry import Method, get_method, methods
 from diffcap.run_folder import (
     BEST,
@@ -298,7 +298,7 @@ def methods_with(has_property: Callable[[Method], bool]) -> str:
     return " or ".join(name for name, method in methods().items() if has_property(method))
 
 
-def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
+def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str, str], JsonDict]:
     """Read a CONFIG file: an experiment file, or the config.yaml that a training stage wrote.
 
     Returns the variables of the file, and its sections: stage -> options. `explicit_values` are the variables of the command line.
@@ -327,10 +327,10 @@ def _read_config(path: Path, explicit_values: dict[str, str]) -> tuple[dict[str,
     return read_variables(path, content)
 
 
-def read_variables(where: object, content: Mapping[Any, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+def read_variables(where: object, content: Mapping[Any, Any]) -> tuple[dict[str, str], JsonDict]:
     """Return the variables in `content`, a mapping of a YAML file, and its sections: stage -> options. `where`: its place, for messages."""
     variables: dict[str, str] = {}
-    sections: dict[str, Any] = {}
+    sections: JsonDict = {}
     for key, value in content.items():
         name = str(key).lower()
         if name in SECTIONS and isinstance(value, dict):
@@ -351,7 +351,7 @@ def read_variables(where: object, content: Mapping[Any, Any]) -> tuple[dict[str,
     return variables, sections
 
 
-def _values_of_run(path: Path, content: dict[str, Any], explicit_values: dict[str, str]) -> dict[str, str]:
+def _values_of_run(path: Path, content: JsonDict, explicit_values: dict[str, str]) -> dict[str, str]:
     """Return the variables of a run from its config.yaml. If the command line has another seed or EXTRA, `run` is left out."""
     run, data, model = (content.get(key) or {} for key in ("run", "data", "model"))
     missing = [name for name in ("method", "dataset", "out") if not run.get(name)]

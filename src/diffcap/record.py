@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from diffcap.records import file_hash, write_json
+from diffcap.records import JsonDict, file_hash, write_json
 from diffcap.run_folder import read_object, recorded_weights
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import expand_home
@@ -92,7 +92,7 @@ def result_id(options: Mapping[str, Any], files: Mapping[str, Entry]) -> str:
     return digest(hashes_or_values, sorted(entry[2] for entry in files.values()))
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> JsonDict:
     """Read a record; return {} if it is missing, damaged, or of an earlier version of diffcap."""
     record = read_object(path)
     return record if record.get("format") == FORMAT else {}
@@ -104,7 +104,7 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
         write_json(path, record)
 
 
-def make(asked: str, id: str, files: Mapping[str, Entry], products: Iterable[Path]) -> dict[str, Any]:
+def make(asked: str, id: str, files: Mapping[str, Entry], products: Iterable[Path]) -> JsonDict:
     """Return the record of a result. The module's docstring explains `asked` and `id`. Products that do not exist are left out."""
     product_entries = {path.name: describe(path) for path in products if path.is_file()}
     return {"format": FORMAT, "asked": asked, "id": id, "files": files, "products": product_entries}
@@ -125,9 +125,9 @@ def _has_changed(path: Path, old_entry: Entry, compare: bool = True) -> bool:
     return not path.is_file() or (compare and describe(path, old_entry)[2] != old_entry[2])
 
 
-def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(options: Mapping[str, Any], prefix: str = "") -> JsonDict:
     """Flatten nested options: {"model": {"lr": 0.1}} becomes {"model.lr": 0.1}."""
-    flat_options: dict[str, Any] = {}
+    flat_options: JsonDict = {}
     for key, value in options.items():
         if isinstance(value, Mapping) and value:
             flat_options |= flat(value, f"{prefix}{key}.")

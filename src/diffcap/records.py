@@ -18,6 +18,7 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import atomic_write
 
 JsonDict = dict[str, Any]  # an object of JSON, such as settings, a record or scores
+ObjectType = Callable[[list[tuple[str, Any]]], Any] | None
 SPLITS = ("train", "val", "test")
 RANGES = "pixel_ranges"  # the key of `ChangePair.ranges` in `ChangePair.extra`
 NO_CHANGE_GROUPS = ("distractor", "no_change")  # values of `ChangePair.group` for pairs without change
@@ -51,7 +52,7 @@ class ChangePair:
     is_distractor: bool = False  # True if nothing changed except, perhaps, the viewpoint or the light
     # Other annotations of the dataset as JSON values, such as "viewpoint_iou"; in the file they are top-level keys. "changeflag" is 1
     # for a change and 0 for none. "mask" is the path of an image, relative to `Dataset.root`, that is 0 where nothing changed.
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: JsonDict = field(default_factory=dict)
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -79,10 +80,10 @@ class Dataset:
     pairs: list[ChangePair]  # in the order of the manifest
     # The content of `dataset.json`: counts of each split, settings of the data stage, "manifest_sha256" and other entries.
     # "captions_only" is True if the data stage did not check that the images exist.
-    info: dict[str, Any]
+    info: JsonDict
 
 
-def _make_pair(row: dict[str, Any], place: str) -> ChangePair:
+def _make_pair(row: JsonDict, place: str) -> ChangePair:
     """Check a line of the manifest and return its pair; `place` is "<path>, line <number>", for messages."""
     for key, field_type in _FIELD_TYPES.items():
         if key not in row or not isinstance(row[key], field_type):
@@ -164,7 +165,7 @@ def read_root(folder: str | Path) -> Path:
     return folder / _read_info(folder)["root"]
 
 
-def _read_info(folder: Path) -> dict[str, Any]:
+def _read_info(folder: Path) -> JsonDict:
     info = read_json(folder / "dataset.json", "dataset", _REMEDY)
     missing_keys = [key for key in ("name", "root", "manifest_sha256") if not isinstance(info, dict) or key not in info]
     if missing_keys:
@@ -198,7 +199,7 @@ def write_dataset(folder: str | Path, name: str, root: str | Path, pairs: list[C
     return Dataset(name, root, pairs, info)
 
 
-def _counts(pairs: list[ChangePair]) -> dict[str, Any]:
+def _counts(pairs: list[ChangePair]) -> JsonDict:
     captions = sum(len(pair.captions) for pair in pairs)
     splits = {}
     for split in SPLITS:
@@ -244,7 +245,7 @@ def read_json(
     path: str | Path,
     what: str = "JSON file",
     remedy: str = "",
-    object_type: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    object_type: ObjectType = None,
 ) -> Any:
     """Read a JSON file. Errors name the kind of file (`what`) and advise a `remedy`.
 
@@ -265,7 +266,7 @@ def _finite(number: str) -> float:
     return value
 
 
-def _decoder(object_type: Callable[[list[tuple[str, Any]]], Any] | None = None) -> json.JSONDecoder:
+def _decoder(object_type: ObjectType = None) -> json.JSONDecoder:
     return json.JSONDecoder(parse_float=_finite, parse_constant=_finite, object_pairs_hook=object_type)
 
 
@@ -280,7 +281,7 @@ def _loads(text: str, decoder: json.JSONDecoder = _DECODER) -> Any:
     return value
 
 
-def read_complete_lines(path: Path) -> list[dict[str, Any]]:
+def read_complete_lines(path: Path) -> list[JsonDict]:
     """Read a JSON-lines file, which may be missing. If a killed process has not completed the last line, remove it from the file."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     write_text(path, text[: text.rfind("\n") + 1])
@@ -289,7 +290,7 @@ def read_complete_lines(path: Path) -> list[dict[str, Any]]:
 
 def read_json_lines(
     path: str | Path, what: str = "JSON-lines file", remedy: str = "check the path"
-) -> Iterator[tuple[str, dict[str, Any]]]:
+) -> Iterator[tuple[str, JsonDict]]:
     """For every line that is not blank, yield "<path>, line <number>" and its JSON object; `what`, `remedy`: as for `read_json`."""
     path = Path(path)
     if not path.is_file():

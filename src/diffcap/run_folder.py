@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diffcap.records import file_hash
+from diffcap.records import JsonDict, file_hash
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.settings import get_config_value
 
@@ -79,7 +79,7 @@ def stage_lock(stage_folder: Path, seed: int) -> Iterator[None]:
         yield
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> JsonDict:
     """Read a JSON object; return {} if the file is missing, damaged or not an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -88,7 +88,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def checkpoint_metadata(checkpoint: Path) -> dict[str, Any]:
+def checkpoint_metadata(checkpoint: Path) -> JsonDict:
     """Return the entries of finished.json that identify the checkpoint file of a finished stage."""
     stat = checkpoint.stat()
     return {

@@ -47,9 +47,10 @@ class Job:
 _thread_values = threading.local()
 
 
-def call(command: Sequence[str], title: str) -> None:
-    """Run a command with one CPU thread per process, which is faster for the small models of these experiments. `title` names it."""
+def call(words: Sequence[str], title: str) -> None:
+    """Run `diffcap <words>` with one CPU thread per process, which is faster for the small models of these experiments."""
     start = time.perf_counter()
+    command = [sys.executable, "-m", "diffcap", *words]
     devices = getattr(_thread_values, "devices", None)
     print(f"== {title}" + (f" (GPU {devices})" if devices else ""), flush=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"CUDA_VISIBLE_DEVICES": devices} if devices else {})}
@@ -67,8 +68,8 @@ def make(title: str, goals: str, variables: Variables, *first_options: str, **st
         section = PRETRAIN if stage == PRETRAIN_EXTRA else stage
         options = [*stage_options.get(section, ()), *(first_options if stage == names[0] else ())]
         if owner is experiment and (stage in names or options):  # stages of other datasets have another owner
-            command = [sys.executable, "-m", "diffcap", stage, *experiment.words(), "--goals", goals]
-            call([*command, "--", *options] if options else command, f"{title}: {stage}")
+            words = [stage, *experiment.words(), "--goals", goals]
+            call([*words, "--", *options] if options else words, f"{title}: {stage}")
 
 
 def run_job(job: Job, **stage_options: Sequence[str]) -> None:
@@ -142,4 +143,4 @@ def write_report(folder: str, features: str, rows: Mapping[str, Sequence[Job]], 
     """Write the report of evaluated jobs, by `diffcap report` with more `options`. `rows`: row of the table -> its jobs, one per seed."""
     runs = json.dumps({name: [str(job.run) for job in jobs] for name, jobs in rows.items()})
     words = ["--folder", folder, "--features", features, "--runs", runs, "--out", str(out), *options]
-    call([sys.executable, "-m", "diffcap", "report", *words], "the report")
+    call(["report", *words], "the report")

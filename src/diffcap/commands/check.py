@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from diffcap.commands.pairs import IMAGE_TYPES
-from diffcap.records import read_json, write_text
+from diffcap.records import JsonDict, read_json, write_text
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError, plain_errors, printable, wrap_errors
 
@@ -187,7 +187,7 @@ def _compare(result: Comparison, regions: Sequence[Region], threshold: float, ma
         result.message = f"{result.pixels:,} {unit} in the box {result.box}"
 
 
-def _add_captions(results: Sequence[Comparison], model_options: dict[str, Any]) -> None:
+def _add_captions(results: Sequence[Comparison], model_options: JsonDict) -> None:
     """Caption the pairs that have changed and have both images. A pair that cannot be captioned becomes an error."""
     from diffcap.change import change_probability, scored_sentences
     from diffcap.commands.model import load_model

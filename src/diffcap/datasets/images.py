@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from diffcap.datasets.pairs import group_connected_images
 from diffcap.records import RANGES, ChangePair, read_json, write_text
 from diffcap.utils.console import echo
-from diffcap.utils.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError, one_line
 from diffcap.utils.files import atomic_write
 
 if TYPE_CHECKING:  # fitting and image_io import Pillow, which takes too long for --help
@@ -155,7 +155,7 @@ def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -
     except (FileNotFoundError, NotADirectoryError):
         return None, "missing"
     except (OSError, ValueError) as error:  # no permission, or a path that no file system accepts
-        return None, _describe_error(error)
+        return None, f"broken: {one_line(error)}"
     if not stat.S_ISREG(file_status.st_mode):
         return None, "missing"
     if check == "exists":
@@ -172,9 +172,5 @@ def _check_image(image_file: Path, check: str, cached_stamp: list[Any] | None) -
     except DiffcapError as error:
         return None, f"broken: {str(error).removeprefix('image: ').rstrip('.')}"
     except Exception as error:  # a decoder may raise anything for invalid data
-        return None, _describe_error(error)
+        return None, f"broken: {one_line(error)}"
     return [*stamp, value_range], ""
-
-
-def _describe_error(error: Exception) -> str:
-    return f"broken: {' '.join(str(error).split()) or type(error).__name__}"

@@ -10,7 +10,7 @@ import tarfile
 import zipfile
 from pathlib import Path, PurePosixPath
 
-from diffcap.utils.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError, one_line
 
 _MAX_RATIO = 200  # largest ratio of extracted bytes to the archive's bytes; it is about 20 for text, 1,000 for zeros
 _MIN_LIMIT = 1 << 30  # extracted bytes that are allowed at any ratio
@@ -63,11 +63,11 @@ def extract(archive: Path, folder: Path, strip_folder: str = "") -> int:
         # A damaged archive can also cause an OSError: the errno is None if decompression fails, EINVAL if an offset is wrong.
         if isinstance(error, OSError) and error.errno not in (*_NAME_ERRORS, None, errno.EINVAL):
             raise
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         # zipfile raises NotImplementedError for a compression method that it does not know.
         is_refused = isinstance(error, _Refused | tarfile.FilterError | NotImplementedError)
         if is_refused or (isinstance(error, OSError) and error.errno in _NAME_ERRORS):
-            fault = f"not extracted ({reason:.200}); get the archive from its publisher, or extract it by hand"
+            fault = f"not extracted ({reason}); get the archive from its publisher, or extract it by hand"
         else:
             fault = f"damaged archive ({reason:.100}); delete it and fetch it again"
         raise DiffcapError(f"{archive}: {fault}.") from None

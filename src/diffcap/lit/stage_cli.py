@@ -17,7 +17,7 @@ from rich.progress import BarColumn
 from diffcap.lit.launch import launcher_options
 from diffcap.lit.progress import LogProgress
 from diffcap.utils.console import OneLineErrorMixin
-from diffcap.utils.errors import DiffcapError, lost_process
+from diffcap.utils.errors import DiffcapError, lost_process, one_line
 
 _WIDE_COLUMNS = 160  # a terminal with at least so many columns shows all logged values beside the progress bar
 
@@ -141,7 +141,7 @@ def wrap_invalid_settings(*more_types: type[Exception]) -> Iterator[None]:
     try:
         yield
     except error_types as error:
-        reason = " ".join(str(error).split())[:300].rstrip(".")
+        reason = one_line(error, 300)
         raise DiffcapError(f"invalid settings: {reason}; change them and run the command again.") from error
 
 

@@ -15,7 +15,7 @@ import shapely
 
 from diffcap.records import write_text
 from diffcap.scenes.raster import WGS84, Scene, TileCaption
-from diffcap.utils.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError, one_line
 
 Points = npt.NDArray[np.float64]
 _EDGE_STEP = 256  # pixels between the points added to an edge, which is a curve in longitude and latitude
@@ -72,10 +72,8 @@ def to_lon_lat(scene: Scene, points: Points) -> Points:
     try:
         longitudes, latitudes = rasterio.warp.transform(scene.crs, WGS84, x, y)
     except Exception as error:  # PROJ's errors have many types
-        reason = " ".join(str(error).split())[:80].rstrip(". ")
-        raise DiffcapError(
-            f"{scene.crs:.60}: cannot be converted to longitude and latitude ({reason}); assign the right CRS."
-        ) from None
+        fault = f"cannot be converted to longitude and latitude ({one_line(error, 80)})"
+        raise DiffcapError(f"{scene.crs:.60}: {fault}; assign the right CRS.") from None
     converted = np.column_stack([longitudes, latitudes])
     if not np.isfinite(converted).all():
         raise DiffcapError(

@@ -28,6 +28,11 @@ def printable(text: object) -> str:
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 
+def one_line(error: BaseException, limit: int = 200) -> str:
+    """Return the text of an error as one line of at most `limit` characters, without a full stop; its class if it has no text."""
+    return " ".join(str(error).split())[:limit].rstrip(". ") or type(error).__name__
+
+
 def lost_process(reason: str) -> str:
     """Return the message of a process that cannot reach another process of a distributed run."""
     return (
@@ -44,7 +49,7 @@ def wrap_errors(where: object, fault: str, remedy: str) -> Iterator[None]:
     except DiffcapError:
         raise
     except Exception as error:  # foreign content may raise any error
-        reason = " ".join(str(error).split())[:200].rstrip(". ") or type(error).__name__
+        reason = one_line(error)
         if isinstance(error, KeyError):
             reason += " is missing"
         raise DiffcapError(f"{where}: {fault} ({reason}); {remedy}.") from None

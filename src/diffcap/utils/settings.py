@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from diffcap.utils.errors import DiffcapError
+from diffcap.utils.errors import DiffcapError, one_line
 
 Settings = dict[str, Any]
 _HERE = Path(__file__).parents[1]
@@ -39,8 +39,7 @@ def read_settings(path: str | Path) -> Any:
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise DiffcapError(f"{path}: not YAML ({reason:.120}); fix the file.") from None
+        raise DiffcapError(f"{path}: not YAML ({one_line(error, 120)}); fix the file.") from None
 
 
 def get_config_value(files: Iterable[Path | dict[str, Any]], *keys: str) -> Any:
