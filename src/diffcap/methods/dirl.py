@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.checkpoints.importing import ImportOptions, Rule, Sizes, State, count_layers, rename
+from diffcap.checkpoints.importing import ImportOptions, Sizes, State, count_layers, rename
 from diffcap.losses.gather import gather_rows, global_mean, sum_over_ranks
 from diffcap.methods import rcc
 from diffcap.models.captioner import Batch, constructor_arguments
@@ -231,7 +231,7 @@ class DIRL(CrossImageCaptioner):
 # Regular expressions of parameter names in the authors' checkpoints, and the names in `DIRL`.
 _DECODER_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
 _ENCODER_LAYER = r"change_detector_state\.transformer\.(\d+)\."
-_RULES: tuple[Rule, ...] = (
+_RULES = (
     *rcc.RULES,  # of the modules that SCORER's and DIRL's code have in common
     (r"change_detector_state\.mlp\.(\d+)", r"projector.\1"),
     (_ENCODER_LAYER + r"attention\.in_proj_(weight|bias)", r"encoder.\1.attention.qkv.\2"),

@@ -98,23 +98,18 @@ def strongest_matches(alignment: Array, grid: tuple[int, int], count: int = _MAX
     weights = alignment.max(1)
     ends = alignment.argmax(1)
     threshold = max(weights.max() / 2, 2 / len(weights))
-    strongest = [int(start) for start in np.argsort(-weights, kind="stable")[:count]]
-    starts = [start for start in strongest if weights[start] >= threshold]
-    if not starts:
+    strongest = np.argsort(-weights, kind="stable")[:count]
+    starts = strongest[weights[strongest] >= threshold]
+    if not len(starts):
         return []
     positions = np.arange(len(weights))
     coordinates = np.stack([positions % grid[1], positions // grid[1]], 1)  # (N, 2), x and y
     shifts = coordinates[ends[starts]] - coordinates[starts]
     has_common_shift = (np.abs(shifts - np.median(shifts, axis=0)) <= 1).all(1)
-
-    def center(position: int) -> tuple[float, float]:
-        x, y = coordinates[position]
-        return float((x + 0.5) / grid[1]), float((y + 0.5) / grid[0])
-
-    return [
-        Match(center(start), center(int(ends[start])), float(weights[start]), bool(is_common_shift))
-        for start, is_common_shift in zip(starts, has_common_shift)
-    ]
+    centers = list(map(tuple, ((coordinates + 0.5) / (grid[1], grid[0])).tolist()))
+    columns = starts, ends[starts], weights[starts], has_common_shift
+    matches = zip(*(column.tolist() for column in columns))
+    return [Match(centers[start], centers[end], *values) for start, end, *values in matches]
 
 
 def draw_attention(

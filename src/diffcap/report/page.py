@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
 
 from diffcap.records import ChangePair, JsonDict
@@ -183,10 +184,9 @@ def page_data(page: Page) -> tuple[JsonDict, JsonDict]:
             for side, box in (pair.extra.get("boxes") or {}).items():
                 picture = page.pictures.get(getattr(pair, side, ""))
                 if box and picture:
-                    left, right = box[0] / picture.width, box[2] / picture.width
-                    top, bottom = box[1] / picture.height, box[3] / picture.height
-                    fractions = (left, top, right - left, bottom - top)
-                    boxes[side[0]] = [round(fraction, 4) for fraction in fractions]
+                    corners = np.reshape(box, (2, 2)) / (picture.width, picture.height)
+                    corners[1] -= corners[0]  # width and height
+                    boxes[side[0]] = corners.ravel().round(4).tolist()
             entry |= {"x": boxes} if outline is None else {"m": outline}
         if any(pair.id in system.attention for system in systems):
             entry["l"] = len(attention)

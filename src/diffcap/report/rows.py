@@ -135,7 +135,7 @@ def score_row(result: JsonDict, predictions: Mapping[str, str], pairs: Sequence[
     if "id_tokens" in result:
         row["id_tokens"] = result["id_tokens"]["groups"]
     if "slots" in result:
-        row["slots"] = {name: result["slots"][name] for name in ("type", "object", "to") if name in result["slots"]}
+        row["slots"] = {name: share for name, share in result["slots"].items() if name in ("type", "object", "to")}
         row["type_accuracy"] = type_accuracy(predictions, pairs, groups_of(pairs))
     return row
 

@@ -4,16 +4,15 @@ An official file is a state dict with parameters `clip.*` in half precision and,
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from diffcap.checkpoints.importing import Importer, ImportOptions, Rule, Sizes, count_layers, pixel_features, rename
+from diffcap.checkpoints.importing import Importer, ImportOptions, Sizes, State, count_layers, pixel_features, rename
 
 # Rules to rename parameters: a regular expression of official names, and diffcap's name; None leaves the parameter out. The first match
 # counts; a final .weight or .bias is kept; name:query is the part of the queries in `name`.
-_VISUAL_RULES: tuple[Rule, ...] = (
+_VISUAL_RULES = (
     (r"clip\.visual\.bef_embedding", "images.before_mark"),
     (r"clip\.visual\.aft_embedding", "images.after_mark"),
     (r"clip\.visual\.joint_positional_embedding", "images.joint_positions"),
@@ -21,12 +20,12 @@ _VISUAL_RULES: tuple[Rule, ...] = (
     (r"clip\.visual\.([\w.]+)", r"images.visual.\1"),
     (r"clip\.(token_embedding|positional_embedding)", r"words.\1"),
 )
-_TEXT_RULES: tuple[Rule, ...] = (
+_TEXT_RULES = (
     (r"clip\.(transformer\.[\w.]+|ln_final|text_projection)", r"words.\1"),
     (r"clip\.logit_scale", "logit_scale"),
 )
 _BLOCK = r"decoder\.(encoder|decoder)\.layer\.(\d+)\."
-_CAPTIONER_RULES: tuple[Rule, ...] = (
+_CAPTIONER_RULES = (
     (r"decoder\.embeddings\.(?:word|position)_embeddings", None),  # copies of CLIP's
     (r"decoder\.embeddings\.LayerNorm", "words_norm"),
     (r"decoder\.encoder\.layer\.(\d+)\.slf_attn\.att\.(query|key|value)", r"encoder.\1.attention.qkv:\2"),
@@ -48,14 +47,14 @@ _CAPTIONER_RULES: tuple[Rule, ...] = (
 )
 
 
-def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
+def from_official(state: State, stage: str) -> dict[str, Tensor]:
     """Convert an official state dict to one of `CLIP4IDCAdaptation` (stage "pretrain") or `CLIP4IDC`, in float32."""
     left_out = [(pattern, None) for pattern, _ in _TEXT_RULES]
     rules = [*_VISUAL_RULES, *(_TEXT_RULES if stage == "pretrain" else (*left_out, *_CAPTIONER_RULES))]
     return {name: value.float() for name, value in rename(state, rules, "CLIP4IDC").items()}
 
 
-def official_sizes(state: Mapping[str, Tensor], options: ImportOptions, intra_layers: int | None = None) -> Sizes:
+def official_sizes(state: State, options: ImportOptions, intra_layers: int | None = None) -> Sizes:
     """Return the model's hyperparameters, from the authors' state dict and the user's options.
 
     `intra_layers`: layers of the image tower that encode each image separately. None: three quarters of them (authors' code: 9 of 12).

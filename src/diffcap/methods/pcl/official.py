@@ -4,22 +4,20 @@ The official file is a state dict. In a fine-tuning checkpoint, `pooler` is the 
 the image-text matching head, which is left out, because no released configuration uses it.
 """
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
-from diffcap.checkpoints.importing import Importer, ImportOptions, Rule, Sizes, count_layers, rename, resnet_features
+from diffcap.checkpoints.importing import Importer, ImportOptions, Sizes, State, count_layers, rename, resnet_features
 
 # The authors' names of the encoders, and ours: "single" reads one image, "pair" both images, "cross" both images and the caption.
 _ENCODERS = {"single_img_encoder": "single", "double_img_encoder": "pair", "encoder": "cross"}
 # Rules to rename parameters: a regular expression of official names, and diffcap's name; None leaves the parameter out.
-_TRUNK_RULES: tuple[Rule, ...] = (
+_TRUNK_RULES = (
     ("word_embedding", "trunk.word_embedding"),
     (r"img_project\.0", "trunk.image_projection"),
     (r"position_encoding\.type_pe", "trunk.type_embedding"),
     ("output_layer", "trunk.output_layer"),
 )
-_PRETRAIN_RULES: tuple[Rule, ...] = (
+_PRETRAIN_RULES = (
     (r"feat_regress\.bias", "regress.bias"),
     (r"feat_regress\.net\.0", "regress.inner.0"),
     (r"feat_regress\.weight", None),  # tied to `img_project.0.weight`
@@ -28,15 +26,12 @@ _PRETRAIN_RULES: tuple[Rule, ...] = (
 )
 
 
-def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
+def from_official(state: State, stage: str) -> dict[str, Tensor]:
     """Convert an official state dict to one of `PCLPretraining` (stage "pretrain") or `PCL` (stage "finetune")."""
     norms = {r"position_encoding\.layernorm": "trunk.embedding_norm"}  # layer norms: official names, and ours
-    rules = [*_TRUNK_RULES]
     if stage == "pretrain":
         norms[r"feat_regress\.net\.2"] = "regress.inner.2"
-        rules += _PRETRAIN_RULES
-    else:
-        rules.append((r"pooler\.0", "distractor_head"))
+    rules = [*_TRUNK_RULES, *(_PRETRAIN_RULES if stage == "pretrain" else [(r"pooler\.0", "distractor_head")])]
     for encoder, our_name in _ENCODERS.items():
         norms[rf"{encoder}\.norm"] = f"trunk.{our_name}_encoder.norm"
         layer = rf"{encoder}\.layers\.(\d+)\."
@@ -56,7 +51,7 @@ def from_official(state: Mapping[str, Tensor], stage: str) -> dict[str, Tensor]:
     return rename(state, rules, "IDC-PCL")
 
 
-def official_sizes(state: Mapping[str, Tensor], options: ImportOptions, grid: tuple[int, int] = (7, 7)) -> Sizes:
+def official_sizes(state: State, options: ImportOptions, grid: tuple[int, int] = (7, 7)) -> Sizes:
     """Return the model's hyperparameters, from the authors' state dict and the user's options.
 
     `grid`: rows and columns of the features; 7 x 7 are those of ResNet-101's layer4 for images of 224 x 224 pixels.
@@ -77,7 +72,7 @@ def official_sizes(state: Mapping[str, Tensor], options: ImportOptions, grid: tu
     return Sizes(model, max_length, resnet_features("layer4", (projection_weight.shape[1], *grid)))
 
 
-def _is_pretraining(state: Mapping[str, Tensor]) -> bool:
+def _is_pretraining(state: State) -> bool:
     return any(name.startswith("feat_regress.") for name in state)
 
 

@@ -208,7 +208,7 @@ def _block_rules(number: int, name: str) -> tuple[importing.Rule, ...]:
     )
 
 
-_RULES: tuple[importing.Rule, ...] = (
+_RULES = (
     (r"encoder_trans_dict\.h_embedding", "columns"),  # the authors' names are exchanged
     (r"encoder_trans_dict\.w_embedding", "rows"),
     *_block_rules(0, "single"),

@@ -7,7 +7,7 @@ D width, C feature channels.
 import copy
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -222,7 +222,7 @@ def backbone_rules(prefix: str) -> list[Rule]:
     return [(rf"{prefix}\.{number}\.([\w.]+)", rf"images.network.{name}.\1") for number, name in names.items()]
 
 
-def restore_convolutions(renamed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def restore_convolutions(renamed: State) -> dict[str, Tensor]:
     """Restore the last two dimensions of the weights of 1 x 1 convolutions, which `importing.rename` removes for linear layers."""
     convolutions = re.compile(r"images\.network\.|.*\.branch\.")
     return {

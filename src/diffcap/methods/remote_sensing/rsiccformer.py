@@ -127,7 +127,7 @@ class RSICCformer(parts.PixelOrFeatureCaptioner):
 
 
 _LAYER = r"encoder_feat\.transformer\.(\d+)\."
-_RULES: tuple[importing.Rule, ...] = (
+_RULES = (
     (r"encoder_feat\.w_embedding", "embedding.columns"),
     (r"encoder_feat\.h_embedding", "embedding.rows"),
     (r"encoder_feat\.projection", "embedding.projection"),

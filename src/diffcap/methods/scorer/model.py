@@ -8,14 +8,13 @@ viewpoint changed), N visual tokens of one image, T text positions, D width, H h
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffcap.checkpoints.importing import ImportOptions, Rule, Sizes, State, count_layers, rename
+from diffcap.checkpoints.importing import ImportOptions, Sizes, State, count_layers, rename
 from diffcap.losses.gather import gather_rows, global_mean, world_size
 from diffcap.methods import rcc
 from diffcap.methods.scorer.losses import cross_view_nce, token_matching
@@ -267,7 +266,7 @@ def two_way_nce(forward: Tensor, backward: Tensor) -> Tensor:
 # Regular expressions of parameter names in the authors' checkpoints, and our names. A query, key or value (`qkv:\2`) becomes rows of `qkv`.
 # The authors' checkpoints have no CBR; the prefix `cbr.` is our assumption.
 _DECODER_LAYER = r"speaker_state\.core\.layer\.(\d+)\."
-_RULES: tuple[Rule, ...] = (
+_RULES = (
     *rcc.RULES,  # of the modules that SCORER's and DIRL's code have in common
     (r"change_detector_state\.scorer\.(\d+)\.attention\.(query|key|value)", r"encoder.\1.attention.qkv:\2"),
     (r"change_detector_state\.scorer\.(\d+)\.attention\.layer_norm", r"encoder.\1.norm"),
@@ -286,7 +285,7 @@ _RULES: tuple[Rule, ...] = (
 )
 
 
-def from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_official(state: State) -> dict[str, Tensor]:
     """Rename the authors' parameters to those of `SCORER`. If those of CBR are missing, build the model with `cbr_weight=0`."""
     last_layer = count_layers(state, r"change_detector_state\.scorer\.(\d+)\.") - 1
     scale = r"change_detector_state\.scorer\.{}\.attention\.logit_scale"
