@@ -1,5 +1,6 @@
 """The corpus metrics against pycocoevalcap's own classes."""
 
+import json
 import math
 from pathlib import Path
 
@@ -92,22 +93,19 @@ def test_spice_without_its_jars_is_unavailable_not_zero(monkeypatch: pytest.Monk
 
 
 def test_spice_with_its_jars_is_the_mean_over_pairs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # A program in Java's place: it answers in SPICE's form, each pair's score the share of its caption's words.
-    fake = tmp_path / "java"
-    fake.write_text(
-        "#!/bin/sh\nexec python3 - \"$@\" <<'END'\n"
-        "import json, sys\n"
-        "at = sys.argv.index('edu.anu.spice.SpiceScorer')\n"
-        "rows = json.load(open(sys.argv[at + 1]))\n"
-        "out = [{'image_id': r['image_id'], 'scores': {'All': {'f': len(r['test'].split()) / 10}}} for r in rows]\n"
-        "json.dump(out, open(sys.argv[sys.argv.index('-out') + 1], 'w'))\n"
-        "END\n"
-    )
-    fake.chmod(0o755)
+    def answer_as_spice(program: str, *arguments: str | Path) -> None:
+        """Write a file in SPICE's form, in which the score of a pair is that of the number of words of its caption."""
+        *_, source, _, out, _ = arguments
+        scores = {
+            row["image_id"]: {"All": {"f": len(row["test"].split()) / 10}}
+            for row in json.loads(Path(source).read_text())
+        }
+        Path(out).write_text(json.dumps([{"image_id": id, "scores": score} for id, score in scores.items()]))
+
     for name in ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar"):
         (tmp_path / name).touch()
     monkeypatch.setenv("DIFFCAP_CORENLP", str(tmp_path))
-    monkeypatch.setattr("diffcap.evaluation.java.find_java", lambda: str(fake))
+    monkeypatch.setattr("diffcap.evaluation.java.run_java", answer_as_spice)
     groups = {"total": ["a", "b"], "one": ["b"]}
     scores = score_tokens({"a": "x", "b": "x y z"}, {"a": ["x"], "b": ["y"]}, groups, ["SPICE"])
     assert scores == {"total": {"SPICE": pytest.approx(0.2)}, "one": {"SPICE": pytest.approx(0.3)}}

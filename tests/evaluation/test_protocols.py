@@ -55,11 +55,3 @@ def test_metrics_json_holds_groups_scored_alone() -> None:
     assert result["groups"]["semantic"] == pytest.approx(alone)
     assert result["protocol"]["metrics"] == list(result["groups"]["total"])
     assert ("SPICE" in result["groups"]["total"]) != ("SPICE" in result["provenance"].get("unavailable", {}))
-
-
-def test_pairs_that_know_their_object_get_slots() -> None:
-    changed = {"size": "large", "color": "red", "material": "metal", "shape": "cube"}
-    pairs = [pair("a", "drop", changed=changed), pair("b", None, True)]
-    predictions = {"a": "the big red shiny block is gone", "b": "nothing is new"}
-    result = evaluate(predictions, pairs, "raw", ["BLEU-1"])
-    assert result["slots"]["object"] == 1 and result["slots"]["type"] == 0.5

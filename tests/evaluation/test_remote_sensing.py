@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -192,47 +191,29 @@ def expected_ids(folder: Path, captions: dict[str, str]) -> tuple[dict[str, str]
     return hypotheses, {one.id: naive_ids(one.captions, numbers, unknown) for one in test}, len(known)
 
 
-def check(result: dict[str, Any], folder: Path, captions: dict[str, str]) -> None:
-    hypotheses, references, words = expected_ids(folder, captions)
-    entry = result["id_tokens"]
-    assert entry["protocol"]["vocabulary_size"] == words + 4
-    assert entry["protocol"]["vocabulary"].startswith("words that occur at least 6 times in the captions of all splits")
-    assert list(entry["groups"]) == list(result["groups"]) == ["total", "change", "no_change"]
-    expected = stock_scores(hypotheses, references)
-    assert {name: entry["groups"]["total"][name] for name in expected} == pytest.approx(expected, abs=1e-9)
-    even = [id for id in hypotheses if int(id[-6:]) % 2 == 0]
-    rate = sum(captions[id] not in NO_CHANGE_FIVE for id in even) / len(even)
-    assert entry["groups"]["change"]["accuracy"] == result["groups"]["change"]["accuracy"] == rate
-
-
 @pytest.mark.slow
-def test_eval_writes_and_prints_both_protocols(levir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_and_score_write_and_print_both_protocols(
+    levir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["a", "has", "houses", "is", "no", "pergola", "road", "the"]
     checkpoint = make_scorer(tmp_path / "best.ckpt", words)
     evaluate_checkpoint(str(checkpoint), str(tmp_path / "eval"), str(levir), accelerator="cpu")
     result = json.loads((tmp_path / "eval/metrics.json").read_text())
-    check(result, levir, read_predictions(tmp_path / "eval/predictions.json"))
+    file = tmp_path / "eval/predictions.json"
+    hypotheses, references, num_words = expected_ids(levir, read_predictions(file))
+    entry = result["id_tokens"]
+    assert entry["protocol"]["vocabulary_size"] == num_words + 4
+    assert entry["protocol"]["vocabulary"].startswith("words that occur at least 6 times in the captions of all splits")
+    assert list(entry["groups"]) == list(result["groups"]) == ["total", "change", "no_change"]
+    expected = stock_scores(hypotheses, references)
+    assert {name: entry["groups"]["total"][name] for name in expected} == pytest.approx(expected, abs=1e-9)
     assert result["protocol"]["tokenizer"] == "ptb" and result["protocol"]["pairs"]["no_change"] == 2
     printed = capsys.readouterr().out
     assert printed.count("S*m") == printed.count("accuracy") == 2
-    size = result["id_tokens"]["protocol"]["vocabulary_size"]
-    assert "ptb tokens" in printed and f"protocol levir_cc, {size} ids" in " ".join(printed.split())
-
-
-@pytest.mark.slow
-def test_score_against_a_dataset(
-    levir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    captions = {
-        one.id: "a villa is built" if one.id.endswith("6") else "there is no difference"
-        for one in read_dataset(levir).pairs
-        if one.split == "test"
-    }
-    file = tmp_path / "predictions.json"
-    file.write_text(json.dumps(captions))
+    assert "ptb tokens" in printed and f"protocol levir_cc, {num_words + 4} ids" in " ".join(printed.split())
     main(["score", str(file), "--protocol", "levir_cc", "--folder", str(levir), "--json"])
-    result = json.loads(capsys.readouterr().out)
-    check(result, levir, captions)
+    scored = json.loads(capsys.readouterr().out)
+    assert scored["groups"] == result["groups"] and scored["id_tokens"] == result["id_tokens"]
     # Java's starts would cost more than all the rest.
     known = {name: row["METEOR"] for name, row in result["groups"].items()}
     monkeypatch.setattr(
@@ -241,7 +222,6 @@ def test_score_against_a_dataset(
     main(["score", str(file), "--dataset", "levir_cc", "--folder", str(levir), "--json"])
     text = json.loads(capsys.readouterr().out)
     assert text["groups"] == result["groups"] and "id_tokens" not in text
-    assert text["groups"]["change"]["accuracy"] == 0.5 and text["groups"]["no_change"]["accuracy"] == 1
 
 
 def test_what_score_refuses(levir: Path, tmp_path: Path) -> None:

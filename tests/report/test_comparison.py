@@ -43,7 +43,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
 def change(path: Path, **sections: dict[str, Any]) -> None:
     """Update sections of a metrics.json."""
     metrics = json.loads(path.read_text())
-    write_json(path, metrics | {name: metrics[name] | section for name, section in sections.items()})
+    write_json(path, metrics | {name: metrics.get(name, {}) | section for name, section in sections.items()})
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -78,8 +78,11 @@ def test_scores_wins_and_pairs(runs: tuple[Path, Path], capsys: pytest.CaptureFi
 
 
 def test_the_table_and_the_files(runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    verdicts = {"model": "a judge", "notes": [], "groups": {"total": {"correct": [0.5, 0.4, 0.6]}}}
+    change(runs[0] / "eval/metrics.json", further={"judge": verdicts})
     shown = printed(capsys, runs[0] / "eval", runs[1], "--samples=40", f"--out={tmp_path / 'c.md'}")
-    assert all(text in shown for text in ("ahead", "distractor", "middle 95 % of 40 draws", "reference"))
+    texts = "ahead", "distractor", "middle 95 % of 40 draws", "reference", "judge, a judge", "50.00 [40.00, 60.00]"
+    assert all(text in shown for text in texts)
     text = (tmp_path / "c.md").read_text()
     assert "| distractor | BLEU-1 |" in text and "| 12 | 0 | 0 |" in text
 

@@ -51,19 +51,6 @@ def test_two_processes_write_the_captions_of_one(blocks: Path, undisturbed: Path
     assert len(json.loads((tmp_path / "one/predictions.json").read_text())) == 9
 
 
-def test_scores_of_raw_tokens_come_with_those_of_ptb_tokens_beside_them(
-    blocks: Path, undisturbed: Path, tmp_path: Path
-) -> None:
-    for out, *options in (("ptb",), ("raw", "--tokenizer=raw")):
-        assert in_process([*evaluation(blocks, undisturbed, "--limit=6"), f"--out={tmp_path / out}", *options]) is None
-    raw, beside, ptb = (
-        json.loads((tmp_path / name).read_text())
-        for name in ("raw/metrics.json", "raw/metrics-ptb.json", "ptb/metrics.json")
-    )
-    assert raw["protocol"]["tokenizer"] == "raw" and not (tmp_path / "ptb/metrics-ptb.json").exists()
-    assert beside["protocol"] == ptb["protocol"] and beside["groups"] == ptb["groups"]
-
-
 def test_a_file_that_the_training_did_not_write_is_not_evaluated(
     blocks: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -96,22 +83,31 @@ def test_an_interrupted_evaluation_leaves_no_scores_of_earlier_captions(
         read_evaluation(out)
 
 
-def test_swap_also_captions_the_pairs_in_reverse_order(blocks: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_swap_also_captions_the_pairs_in_reverse_order_and_raw_tokens_have_scores_of_ptb_tokens_beside_them(
+    blocks: Path, undisturbed: Path, tmp_path: Path
+) -> None:
     dataset, data = read_dataset(blocks), tmp_path / "data"
     pairs = [replace(pair, before=str(pair.after), after=pair.before) for pair in dataset.pairs]
     write_dataset(data, "blocks", dataset.root, pairs, {})
     (data / "features").symlink_to(blocks / "features")
-    scores, captions = {}, {}
+    captions = {}
     for name, folder, *options in (("plain", blocks), ("reverse", data), ("both", blocks, "--task=swap")):
         out = tmp_path / name
-        assert in_process([*evaluation(folder, undisturbed, "--limit=9", *options), f"--out={out}"]) is None
-        scores[name] = json.loads((out / "metrics.json").read_text())
+        tokenizer = "raw" if name == "both" else "ptb"
+        words = [*evaluation(folder, undisturbed, "--limit=9", *options), f"--out={out}", f"--tokenizer={tokenizer}"]
+        assert in_process(words) is None
         captions[name] = read_predictions(out / "predictions.json")
     assert captions["both"] == captions["plain"]
     assert read_predictions(out / "predictions-swapped.json") == captions["reverse"]
     groups = json.loads((out / "groups.json").read_text())
-    assert scores["both"].pop("reversibility") == reversibility(captions["plain"], captions["reverse"], groups)
-    assert scores["both"] == scores["plain"]
+    raw, beside, ptb = (
+        json.loads((tmp_path / name).read_text())
+        for name in ("both/metrics.json", "both/metrics-ptb.json", "plain/metrics.json")
+    )
+    expected = reversibility(captions["plain"], captions["reverse"], groups)
+    assert raw["reversibility"] == beside.pop("reversibility") == expected
+    assert beside == ptb and not (tmp_path / "plain/metrics-ptb.json").exists()
+    assert raw["protocol"] == {**ptb["protocol"], "tokenizer": "raw"}
     write_dataset(data, "blocks", dataset.root, [replace(pair, captions=["make it red"]) for pair in pairs], {})
     status = in_process([*evaluation(data, undisturbed, "--task=swap"), f"--out={out}"])
     assert isinstance(status, str) and "leave out EVAL=swap" in status

@@ -81,6 +81,7 @@ def evaluate(
             raise DiffcapError(f"--{option} is {value}; it must be at least 1.")
     sources = [checkpoint, *(ensemble.split(",") if ensemble else [])]
     check_connection([*sources, base])
+    from diffcap.checkpoints.loading import fetch_if_on_hub, retrieval_function
     from diffcap.lit.stage_cli import hide_lightning_messages
 
     hide_lightning_messages()
@@ -90,15 +91,12 @@ def evaluate(
         caption_options |= {"beams": beams != 1, "length_penalty": length_penalty}
         if unused_options := [option for option, value in caption_options.items() if value]:
             raise DiffcapError(f"--{unused_options[0]} has no effect on retrieval; remove it, or --task=retrieval.")
-        from diffcap.checkpoints.loading import retrieval_function
-
         retrieval_function(checkpoint)(
             checkpoint, out, folder, features, split, changes, batch_size, limit, devices, accelerator, pair_to_text
         )
         return
     from diffcap.checkpoints.base_models import ZERO_SHOT, base_record, describe_origin, names_base_model
     from diffcap.checkpoints.combining import load_members
-    from diffcap.checkpoints.loading import fetch_if_on_hub
     from diffcap.checkpoints.reading import checkpoint_record
     from diffcap.evaluation.captions import unavailable_metrics
     from diffcap.evaluation.coco import write_predictions, write_references

@@ -105,11 +105,7 @@ def bootstrap_scores(
 ) -> list[dict[str, dict[str, Array]]]:
     """Score systems on all pairs, then on bootstrap samples, which are the same for all systems.
 
-    Args:
-        systems: the metrics of each system, see `additive_metrics`.
-
-    Returns:
-        For each system: group -> metric -> scores (1 + num_samples,), first the score of all pairs.
+    A system is given as its `additive_metrics`; its result is group -> metric -> scores (1 + num_samples,), first the score of all pairs.
     """
     all_metrics = [metric for system in systems for metric in system]  # all metrics of the first system come first
     results: list[dict[str, dict[str, Array]]] = [{group: {} for group in groups} for _ in systems]

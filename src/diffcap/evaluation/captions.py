@@ -32,10 +32,8 @@ Key = TypeVar("Key")
 def tokenize(captions: Sequence[str], tokenizer: Tokenizer = "ptb") -> list[str]:
     """Tokenise captions.
 
-    Args:
-        tokenizer: "ptb": Penn Treebank tokens in lower case, without punctuation, from Stanford's tokeniser as in the COCO
-            caption evaluation (SCORER, DIRL, CLIP4IDC); needs Java. "raw": split at white space (IDC-PCL), so a punctuation
-            mark between spaces is a token.
+    "ptb": Penn Treebank tokens in lower case, without punctuation, from Stanford's tokeniser as in the COCO caption evaluation
+    (SCORER, DIRL, CLIP4IDC); needs Java. "raw": split at white space (IDC-PCL), so a punctuation mark between spaces is a token.
 
     Example:
         >>> tokenize(["The  cube moved ."], "raw")
@@ -87,8 +85,7 @@ def tokenize_together(
 ) -> tuple[dict[str, dict[str, str]], dict[str, list[str]]]:
     """Check the ids of several systems, and tokenise their captions and the references in one call, because "ptb" starts Java.
 
-    Returns:
-        The tokenised captions, system -> id -> caption, and references, id -> captions; ids in the order of `references`.
+    The results are the captions, system -> id -> caption, and the references, id -> captions; ids in the order of `references`.
     """
     for name, captions in systems.items():
         check_ids(captions, references, f"{name}: " if name else "")

@@ -9,8 +9,6 @@ from diffcap.evaluation.captions import first_ids
 from diffcap.records import is_blank, read_json, read_json_lines, write_json
 from diffcap.utils.errors import DiffcapError
 
-PREDICTION_SUFFIXES = (".json", ".jsonl")
-
 
 def write_predictions(path: str | Path, predictions: Mapping[str, str]) -> None:
     """Write `predictions.json`, a COCO results file: [{"image_id", "caption"}]."""
@@ -52,12 +50,8 @@ def _id_and_caption(place: str, entry: Mapping[str, Any], id_key: str = "image_i
 def read_predictions(path: str | Path) -> dict[str, str]:
     """Read captions: id -> caption. Ids are converted to strings.
 
-    | file | content |
-    |---|---|
-    | .json | a COCO results file, [{"image_id", "caption"}, ...]; or an object {id: caption} |
-    | .jsonl | an object {"id", "caption"} per line; other keys are ignored |
-
-    Both kinds of file can use "id" or "image_id".
+    A .json file has a list of {"image_id", "caption"}, or an object {id: caption}. A .jsonl file has {"id", "caption"} on each line. Both
+    can use "id" or "image_id", and other keys are ignored.
     """
     title, remedy = "predictions file", "give a .json file, or a .jsonl file with an object per line"
     if Path(path).suffix.lower() == ".jsonl":
@@ -87,10 +81,8 @@ def read_other_predictions(
 ) -> dict[str, str]:
     """Read the captions that another system wrote for the pairs of a split. White space becomes single spaces.
 
-    Args:
-        scored_ids: ids of the pairs with references, in the order of the result. Each needs a caption.
-        split_ids: ids of all pairs of the split; captions of pairs that are not scored are ignored.
-        split_name: the split in messages, for example "the test split of blocks".
+    `scored_ids` are the pairs with references, in the order of the result; each needs a caption. The captions of other `split_ids`
+    are ignored. `split_name` is for messages, for example "the test split of blocks".
     """
     captions = read_predictions(path)
     known_ids = set(split_ids)

@@ -34,9 +34,6 @@ omission: does it leave out a change that the sentences by people have?"""
 PROMPT_VERSION = 1
 VERDICTS = ("correct", "hallucination", "omission")
 _JUDGE_TOKENS = 1024  # maximum of an answer
-_REQUESTS = 8  # to a served judge at the same time
-_SAME_SHARE = 0.95  # a judge that gives one verdict on more captions than this share may not compare them
-_SAMPLES = 1000  # of the bootstrap
 
 Text = tuple[str, Sequence[str]]  # a caption and its references
 Texts = Mapping[str, Text]  # by the id of the pair
@@ -55,36 +52,33 @@ class Measure(NamedTuple):
 def judge(source: str) -> Measure:
     """Return the verdicts of a language model: "openai:MODEL@http://HOST/v1", the folder of a model, or its name on the Hub."""
     prompt_hash = hashlib.sha256(JUDGE_PROMPT.encode()).hexdigest()
-    prompt_entries = {"prompt_version": PROMPT_VERSION, "prompt_sha256": prompt_hash}
-    if not source.startswith(SERVED):
-        origin, pipeline = _load("text-generation", source)
-        options = {"max_new_tokens": _JUDGE_TOKENS, "do_sample": False, "return_full_text": False}
-
-        def score(text: Text) -> Values:
-            answer = pipeline([{"role": "user", "content": _prompt(text)}], **options)
-            return parse_verdicts(cut_thinking(answer[0]["generated_text"]))
-
-        return Measure(origin | prompt_entries, VERDICTS, score)
-
     from diffcap.models.answering import ServedModel, Unreachable
 
-    model = ServedModel(source, "", max_length=_JUDGE_TOKENS)
+    is_served = source.startswith(SERVED)
+    if is_served:
+        model = ServedModel(source, "", max_length=_JUDGE_TOKENS)
+        origin = {"model": model.name}
+    else:
+        origin, pipeline = _load("text-generation", source)
+    options = {"max_new_tokens": _JUDGE_TOKENS, "do_sample": False, "return_full_text": False}
 
-    def ask(text: Text) -> Values:
+    def score(text: Text) -> Values:
+        caption, references = text
+        prompt = JUDGE_PROMPT.format(
+            caption=caption, references="\n".join(f"- {reference}" for reference in references)
+        )
         try:
-            return parse_verdicts(model.ask([_prompt(text)]).text)
+            if is_served:
+                return parse_verdicts(model.ask([prompt]).text)
+            answer = pipeline([{"role": "user", "content": prompt}], **options)
+            return parse_verdicts(cut_thinking(answer[0]["generated_text"]))
         except Unreachable:
             raise
         except DiffcapError as error:  # of this request only, such as an empty answer
             return dict.fromkeys(VERDICTS) | {"error": str(error)}
 
-    return Measure({"model": model.name} | prompt_entries, VERDICTS, ask, _REQUESTS)
-
-
-def _prompt(text: Text) -> str:
-    caption, references = text
-    lines = [f"- {reference}" for reference in references]
-    return JUDGE_PROMPT.format(caption=caption, references="\n".join(lines))
+    prompt_entries = {"prompt_version": PROMPT_VERSION, "prompt_sha256": prompt_hash}
+    return Measure(origin | prompt_entries, VERDICTS, score, num_threads=8 if is_served else 1)
 
 
 def parse_verdicts(answer: str) -> Values:
@@ -176,7 +170,7 @@ def score_further(
             notes.append(f"{num_unknown:,} of {len(values):,} answers cannot be read; these captions have no scores.")
         for score, column in zip(measure.names, zip(*known.values())):
             num_same = max(sum(value is verdict for value in column) for verdict in (True, False))
-            if num_same > _SAME_SHARE * len(column):
+            if num_same > 0.95 * len(column):  # the judge may not compare the captions
                 notes.append(
                     f'The judge\'s verdict "{score}" is the same for {num_same:,} of {len(column):,} captions; test it with captions '
                     "that you know to be wrong."
@@ -185,7 +179,7 @@ def score_further(
         for group, ids in groups.items():
             table = np.array([known[id] for id in ids if id in known], dtype=float)
             if len(table):
-                means = bootstrap_sums(table, _SAMPLES, np.random.default_rng(0)) / len(table)
+                means = bootstrap_sums(table, 1000, np.random.default_rng(0)) / len(table)
                 low, high = np.quantile(means[1:], [0.025, 0.975], axis=0)
                 columns = np.stack([means[0], low, high], 1)
                 intervals[group] = dict(zip(measure.names, columns.tolist()))

@@ -39,11 +39,9 @@ def _overlaps(num_cells: int, edges: Array) -> Array:
 
 
 def box_coverage(grid: tuple[int, int], box: Sequence[float], size: tuple[int, int]) -> Array:
-    """Return the fraction of each cell's area (h, w) that is in a box, clipped at the image's edges.
+    """Return the fraction of each cell's area that is in a box, clipped at the image's edges: (h, w), the `grid`.
 
-    Args:
-        grid: h and w, rows and columns of the cells.
-        box: left, top, right, bottom in pixels of an image of `size` (width, height).
+    The box is left, top, right, bottom in pixels of an image of `size` (width, height).
     """
     left, top, right, bottom = (np.array(box) / np.array([*size, *size])).clip(0.0, 1.0)
     rows = _overlaps(grid[0], np.array([top, bottom]))  # (h, 1)

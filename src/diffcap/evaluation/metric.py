@@ -108,8 +108,7 @@ class CaptionReward:
     ) -> "np.ndarray[Any, np.dtype[Any]]":
         """Compute the rewards of B sampled captions (words joined with spaces): (B,) float64, from 0 to 10.
 
-        Args:
-            ended: (B,) True if the captioner ended the caption itself, False if it was cut off at the maximum length.
+        `ended` is True for a caption that the captioner ended itself, and False if it was cut off at the maximum length.
         """
         texts = []
         for caption, has_end in zip(captions, ended):

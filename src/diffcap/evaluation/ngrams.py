@@ -154,19 +154,18 @@ class CiderD:
 
     def __call__(self, images: Sequence[str], hypotheses: Sequence[str]) -> Array:
         """Score B hypotheses (tokens joined by spaces) of B images, which can be equal: (B,) float64, from 0 to 10."""
-        if len(images) != len(hypotheses):
-            raise ValueError(f"got {len(images)} images and {len(hypotheses)} hypotheses")
-        if not len(images):
+        pairs = [(self._image_index[image], text) for image, text in zip(images, hypotheses, strict=True)]
+        if not pairs:
             return np.zeros(0)
         distinct: dict[tuple[int, str], int] = {}  # equal hypotheses of an image are scored once
-        pairs = [(self._image_index[image], text) for image, text in zip(images, hypotheses)]
         inverse = np.array([distinct.setdefault(pair, len(distinct)) for pair in pairs])
         image_indices = np.array([image for image, _ in distinct])
         word_ids, caption_starts = self._look_up_words([text for _, text in distinct], dict(self._words))
         references = self._reference_rows[image_indices]  # (b, R): b distinct hypotheses, R references (padded)
-        all_ngrams = (_count_ngrams(word_ids, caption_starts, order) for order in range(1, MAX_ORDER + 1))
-        by_order = zip(self._order_vectors, all_ngrams)
-        cosines = [self._similarities(vectors, ngrams, references) for vectors, ngrams in by_order]
+        cosines = []
+        for order, vectors in enumerate(self._order_vectors, 1):
+            ngrams = _count_ngrams(word_ids, caption_starts, order)
+            cosines.append(self._similarities(vectors, ngrams, references))
         bigram_counts = np.maximum(np.diff(caption_starts) - 1, 0)
         differences = np.abs(bigram_counts[:, None] - self._bigram_counts[references])
         lengths = map(float, range(int(differences.max()) + 1))  # possible differences

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from diffcap.datasets import CHARACTERS_NOTE
 from diffcap.datasets.registry import WordIdProtocol
 from diffcap.evaluation.captions import ALL_METRICS, Tokenizer, score_together, tokenize_together, unavailable_metrics
 from diffcap.evaluation.remote_sensing import S_M_METRICS, WordIdScoring, accuracies, id_text
@@ -12,10 +13,6 @@ from diffcap.evaluation.tables import caption_notes
 from diffcap.records import ChangePair
 from diffcap.text.characters import split_characters, uses_characters
 
-CHARACTERS_NOTE = (
-    "The captions are compared by characters, because their script has no blanks between words; published scores count words. METEOR and "
-    "SPICE are left out, because they know English words only."
-)
 # The change types in the order of the papers' tables; other change types follow in alphabetical order.
 TYPE_ORDER = ("color", "material", "add", "drop", "move")
 
@@ -100,7 +97,9 @@ def evaluate_systems(
     groups = groups_of(pairs)
     notes = []
     if uses_characters(caption for pair in pairs for caption in pair.captions):
-        notes.append(CHARACTERS_NOTE)
+        notes.append(
+            f"In these scores, {CHARACTERS_NOTE}. METEOR and SPICE are left out, because they know English words only."
+        )
         pairs = [replace(pair, captions=list(map(split_characters, pair.captions))) for pair in pairs]
         systems = {name: {id: split_characters(captions[id]) for id in captions} for name, captions in systems.items()}
         metrics = [metric for metric in metrics if metric not in ("METEOR", "SPICE")]

@@ -42,8 +42,6 @@ _STEMS = {
     "drop": "cleared|cut|demolished|disappear|dried|dry|no longer|replaced|taken away|torn|turned into bare",
     "move": "moved",
 }
-_INVERSE = {"add": "drop", "drop": "add"}  # other change types are their own inverse
-_KNOWN_SHARE = 0.9  # of the references must have a known change type for reversibility
 
 
 @dataclass(frozen=True)
@@ -193,9 +191,10 @@ def reversibility(
     for id, caption in captions.items():
         first, second = _parse_any_caption(caption), _parse_any_caption(swapped[id])
         kind = first.change_type
+        inverse_kind = {"add": "drop", "drop": "add"}.get(kind, kind) if kind else ""
         if kind in ("color", "material"):
             first = replace(first, to=getattr(first, kind), **{kind: first.to})
-        is_inverse = kind is not None and second.change_type == _INVERSE.get(kind, kind)
+        is_inverse = second.change_type == inverse_kind
         for name in (*ATTRIBUTES, "to"):
             values = getattr(first, name), getattr(second, name)
             is_inverse = is_inverse and (None in values or values[0] == values[1])
@@ -208,7 +207,7 @@ def check_reversible(pairs: Sequence[ChangePair], dataset: str) -> None:
     """Raise an error unless `reversibility` knows the change types of a dataset's references."""
     references = [caption for pair in pairs for caption in pair.captions]
     num_known = sum(_parse_any_caption(caption).change_type is not None for caption in references)
-    if num_known < _KNOWN_SHARE * len(references) or not references:
+    if num_known < 0.9 * len(references) or not references:
         raise DiffcapError(
             f"{dataset}: the change type of only {num_known:,} of its {len(references):,} references is known; leave out EVAL=swap "
             "(--task swap), which is for captions of rendered scenes."

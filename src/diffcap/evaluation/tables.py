@@ -65,8 +65,7 @@ def caption_notes(captions: Mapping[str, str], references: Mapping[str, Sequence
 def metrics_table(rows: MetricRows, title: str = "", pair_counts: Mapping[str, int] | None = None) -> Table:
     """Return a table with one row per group (or method) and one column per metric; `score_notes` are its footnotes.
 
-    Args:
-        rows: for example "groups" of `metrics.json`, the file of an evaluation's scores. pair_counts: group -> number of pairs.
+    `rows` are for example "groups" of `metrics.json`. `pair_counts`: group -> number of pairs.
     """
     columns = list(dict.fromkeys(metric for scores in rows.values() for metric in scores))
     lines = []

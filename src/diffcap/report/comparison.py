@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from diffcap.evaluation.bootstrap import compare as bootstrap
 from diffcap.evaluation.captions import unavailable_metrics
-from diffcap.evaluation.coco import PREDICTION_SUFFIXES, read_other_predictions, read_predictions, read_references
+from diffcap.evaluation.coco import read_other_predictions, read_predictions, read_references
 from diffcap.evaluation.protocols import groups_of, remarks
 from diffcap.evaluation.tables import WEIGHTLESS_MARK, further_tables, is_weightless, print_table, score_notes
 from diffcap.record import flat
@@ -131,7 +131,7 @@ def read_both(run_a: str, run_b: str, dataset_folder: str | Path | None) -> tupl
     caption_files: dict[str, tuple[str, Path]] = {}  # argument -> name and path
     for argument in (run_a, run_b):
         path = Path(argument)
-        if path.is_file() or path.suffix.lower() in PREDICTION_SUFFIXES:
+        if path.is_file() or path.suffix.lower() in (".json", ".jsonl"):
             name, equals_sign, file = argument.partition("=")
             caption_files[argument] = (name, Path(file)) if equals_sign and not path.is_file() else ("", path)
     runs = {argument: read_evaluation(argument) for argument in (run_a, run_b) if argument not in caption_files}
