@@ -2,14 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from diffcap.evaluation.ngrams import Array
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def most_common_captions(train_pairs: Sequence[ChangePair], test_pairs: Sequence[ChangePair]) -> dict[str, str]:

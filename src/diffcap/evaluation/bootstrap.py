@@ -26,9 +26,7 @@ from diffcap.evaluation.captions import (
     unavailable_metrics,
 )
 from diffcap.evaluation.java import MeteorProcess, meteor_counts, meteor_of_sums, running_meteor, spice
-from diffcap.evaluation.ngrams import BLEU, CiderD, bleu_counts, bleu_of_sums, rouge_l
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from diffcap.evaluation.ngrams import BLEU, Array, CiderD, bleu_counts, bleu_of_sums, rouge_l
 
 SAMPLES_PER_CHUNK = 64  # samples generated at once; for n pairs, they need memory for 64 x n counts
 
@@ -174,9 +172,6 @@ def compare(
         >>> result = compare(a, b, references, {"total": ["1", "2", "3"]}, "raw", ["ROUGE-L"], samples=100)
         >>> result["wins"]["total"]
         {'b': 2, 'a': 0, 'tie': 1}
-        >>> row = result["groups"]["total"]["ROUGE-L"]
-        >>> round(row["a"], 3), round(row["b"], 3), row["b_better"]
-        (0.333, 0.889, 0.975)
     """
     unavailable = unavailable_metrics(metrics)
     available = [name for name in metrics if name not in unavailable]

@@ -137,13 +137,6 @@ def score_tokens(
 
     Raises:
         DiffcapError: a metric is unknown, there is no Java, or a Java program failed.
-
-    Example:
-        >>> hypotheses = {"1": "the cube moved", "2": "nothing changed"}
-        >>> references = {"1": ["the red cube moved"], "2": ["nothing changed at all", "no change"]}
-        >>> scores = score_tokens(hypotheses, references, {"total": ["1", "2"], "change": ["1"]}, ["BLEU-1", "ROUGE-L"])
-        >>> {name: {metric: round(score, 3) for metric, score in row.items()} for name, row in scores.items()}
-        {'total': {'BLEU-1': 0.819, 'ROUGE-L': 0.732}, 'change': {'BLEU-1': 0.717, 'ROUGE-L': 0.836}}
     """
     if unknown := [name for name in metrics if name not in ALL_METRICS]:
         raise DiffcapError(f"metric {unknown[0]!r} is not known; choose from {', '.join(ALL_METRICS)}.")

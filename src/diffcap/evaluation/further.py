@@ -51,7 +51,6 @@ class Measure(NamedTuple):
 
 def judge(source: str) -> Measure:
     """Return the verdicts of a language model: "openai:MODEL@http://HOST/v1", the folder of a model, or its name on the Hub."""
-    prompt_hash = hashlib.sha256(JUDGE_PROMPT.encode()).hexdigest()
     from diffcap.models.answering import ServedModel, Unreachable
 
     is_served = source.startswith(SERVED)
@@ -64,9 +63,8 @@ def judge(source: str) -> Measure:
 
     def score(text: Text) -> Values:
         caption, references = text
-        prompt = JUDGE_PROMPT.format(
-            caption=caption, references="\n".join(f"- {reference}" for reference in references)
-        )
+        lines = [f"- {reference}" for reference in references]
+        prompt = JUDGE_PROMPT.format(caption=caption, references="\n".join(lines))
         try:
             if is_served:
                 return parse_verdicts(model.ask([prompt]).text)
@@ -77,6 +75,7 @@ def judge(source: str) -> Measure:
         except DiffcapError as error:  # of this request only, such as an empty answer
             return dict.fromkeys(VERDICTS) | {"error": str(error)}
 
+    prompt_hash = hashlib.sha256(JUDGE_PROMPT.encode()).hexdigest()
     prompt_entries = {"prompt_version": PROMPT_VERSION, "prompt_sha256": prompt_hash}
     return Measure(origin | prompt_entries, VERDICTS, score, num_threads=8 if is_served else 1)
 

@@ -17,9 +17,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from diffcap.evaluation.ngrams import Array
 from diffcap.utils.errors import DiffcapError
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 # Without these options, the programs would use the system's encoding and number format.
 _JAVA_OPTIONS = [

@@ -29,10 +29,6 @@ def bleu_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str
 
     Columns: number of words of the hypothesis; number of words of the reference with the closest length; numbers of n-grams of the
     hypothesis (4 columns, orders 1 to 4); numbers of those n-grams that occur in a reference (4 columns, orders 1 to 4).
-
-    Example:
-        >>> bleu_counts({"1": "the red cube moved"}, {"1": ["the cube moved", "nothing moved"]})
-        array([[4., 3., 4., 3., 2., 1., 3., 1., 0., 0.]])
     """
     from pycocoevalcap.bleu.bleu_scorer import cook_refs, cook_test
 

@@ -64,8 +64,10 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score one system's captions of a split; arguments and result as in `evaluate_systems`. `further` adds an entry of its result."""
     result = evaluate_systems({"": predictions}, pairs, tokenizer, metrics, **options)[""]
-    texts = {pair.id: (predictions[pair.id], pair.captions) for pair in pairs}
-    return {**result, **({"further": further(texts, groups_of(pairs))} if further else {})}
+    if further:
+        texts = {pair.id: (predictions[pair.id], pair.captions) for pair in pairs}
+        result["further"] = further(texts, groups_of(pairs))
+    return result
 
 
 def evaluate_systems(
