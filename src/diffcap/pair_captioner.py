@@ -270,22 +270,18 @@ class PairCaptioner:
             raise DiffcapError(f"this captioner has no attention maps: {error}.") from None
 
     def _preprocess(self, before: Source, after: Source, locate: bool = False) -> _ModelInput:
-        images: list[list[Tensor]] = []
-        size: tuple[int, int] | None = None
         pair = read_pair(before, after, fit=self.fit, strict=self.strict)
-        for loaded_image in (pair.before, pair.after):
-            image = loaded_image.image
-            if not self._has_fixed_sizes and max(image.size) > MAX_ASPECT * min(image.size):
-                raise DiffcapError(
-                    f"{loaded_image.name} is {image.width} x {image.height} pixels, but for a vision-language model the ratio of the sides "
-                    f"must be at most {MAX_ASPECT}. Crop the image."
-                )
-            if size is not None and not self._has_fixed_sizes:  # both images must have the same grid of tokens
-                image = image.resize(size)
-            size = image.size
-            images.append([backbone.preprocess(image) for backbone in self._backbones])
+        images = [pair.before.image, pair.after.image]
+        if not self._has_fixed_sizes:
+            for image, name in zip(images, (pair.before.name, pair.after.name)):
+                if max(image.size) > MAX_ASPECT * min(image.size):
+                    raise DiffcapError(
+                        f"{name} is {image.width} x {image.height} pixels, but for a vision-language model the ratio of the sides "
+                        f"must be at most {MAX_ASPECT}. Crop the image."
+                    )
+            images[1] = images[1].resize(images[0].size)  # both images must have the same grid of tokens
         difference = find_difference(pair.before.image, pair.after.image) if locate else None
-        model_images = [torch.stack(both_images) for both_images in zip(*images)]
+        model_images = [torch.stack([backbone.preprocess(image) for image in images]) for backbone in self._backbones]
         return _ModelInput(model_images, pair.notes, pair.fit, pair.frame, difference)
 
     def _compute_features(self, inputs: list[_ModelInput]) -> tuple[Any, Any]:
@@ -312,8 +308,8 @@ class PairCaptioner:
     ) -> list[Caption]:
         """Caption pairs. Each entry of `sentence_ids` is (T,) or None. Except in the decoding, the host waits once for the device."""
         if isinstance(self._captioner, AnsweringModel):
-            pixels = [model_input.images[0].byte().permute(0, 2, 3, 1).numpy() for model_input in inputs]
-            answers = self._captioner.answer([(Image.fromarray(pair[0]), Image.fromarray(pair[1])) for pair in pixels])
+            pixels = (model_input.images[0].byte().permute(0, 2, 3, 1).numpy() for model_input in inputs)
+            answers = self._captioner.answer([(Image.fromarray(one), Image.fromarray(two)) for one, two in pixels])
             texts = [clean_answer(answer.text, self._captioner.hyperparameters["sentences"]) for answer in answers]
             captions = []
             for text, one, answer in zip(texts, inputs, answers):
@@ -341,21 +337,19 @@ class PairCaptioner:
         no_change_probabilities = self._captioner.nothing_changed(before, after)
         token_counts = self._captioner.caption_mask(tokens).sum(1).view(hypotheses.shape[:2])  # with EOS, without BOS
         order = rank_beams(scores.sum(2), token_counts, length_penalty)
-        hypotheses = hypotheses.take_along_dim(order[..., None], 1)
-        scores = scores.take_along_dim(order[..., None], 1)
-        lengths = 1 + token_counts.take_along_dim(order, 1)  # with BOS
         estimates = [] if no_change_probabilities is None else [no_change_probabilities]
-        copied = HostCopy(scores, hypotheses, lengths, *sentence_scores, *estimates).wait()
+        copied = HostCopy(scores, hypotheses, token_counts, order, *sentence_scores, *estimates).wait()
         if copied[0].isnan().any():
             raise DiffcapError(
                 "the captioner's probabilities are NaN: its weights diverged in training or are damaged; use another checkpoint."
             )
-        all_scores, all_ids, all_lengths, *per_pair = [part.tolist() for part in copied]
+        all_scores, all_ids, all_counts, all_ranks, *per_pair = [part.tolist() for part in copied]
         captions = []
         for row, model_input in enumerate(inputs):
-            sequences = [ids[:length] for ids, length in zip(all_ids[row], all_lengths[row])]
+            ranks = all_ranks[row]  # numbers of the hypotheses, best first
+            sequences = [all_ids[row][number][: 1 + all_counts[row][number]] for number in ranks]  # with BOS
             texts = [join_characters(self.vocabulary.decode(ids)) for ids in sequences]
-            best_scores, *other_scores = all_scores[row]  # of each token
+            best_scores, *other_scores = [all_scores[row][number] for number in ranks]  # of each token
             alternatives: dict[str, float] = {}  # several sequences may decode to one text; the best comes first
             for text, token_scores in zip(texts[1:], other_scores):
                 if text != texts[0]:

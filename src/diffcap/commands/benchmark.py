@@ -49,9 +49,10 @@ def benchmark(
         variables: Variables of every experiment, in JSON. Each can also be given as an option, such as --trainer smoke.
     """
     variables = variables or {}
-    rows, remarks = read_grid(grid, variables, parse_seeds(seeds) if seeds else None)
+    tables, remarks = read_grid(grid, variables, parse_seeds(seeds) if seeds else None)
     # The seeds run one after the other. So an interrupted command leaves all experiments of the first seeds.
-    jobs = sorted(itertools.chain(*rows.values()), key=lambda job: int(job.experiment.seed))
+    rows = itertools.chain(*(table.values() for table in tables.values()))
+    jobs = sorted(itertools.chain(*rows), key=lambda job: int(job.experiment.seed))
     check_used(variables, [EVAL], [job.experiment for job in jobs])
     queues, links = make_queues(jobs)
     if shard:
@@ -82,11 +83,11 @@ def benchmark(
 
     devices = max((int(job.experiment.devices) for job in jobs), default=1)
     in_parallel([partial(run_queue, queue) for queue in queues], devices)
-    for dataset in () if shard else dict.fromkeys(name for name, _ in rows):
-        table = {row: row_jobs for (name, row), row_jobs in rows.items() if name == dataset}
-        if failures.keys() & {job.title for row_jobs in table.values() for job in row_jobs}:
+    for dataset, table in () if shard else tables.items():
+        first, *others = itertools.chain(*table.values())
+        if any(job.title in failures for job in (first, *others)):
             continue
-        e = next(iter(table.values()))[0].experiment
+        e = first.experiment
         out = Path("runs", dataset, "benchmark", "-".join(filter(None, [variables.get("method"), grid.stem])))
         remark = ["--remark", " ".join(dict.fromkeys(remarks[dataset]))] if dataset in remarks else []
         write_report(e.folder, e.features, table, out, "--pictures", "0", "--attention", "0", *remark)
@@ -97,10 +98,10 @@ def benchmark(
 
 def read_grid(
     path: Path, variables: dict[str, str], seeds: Sequence[int] | None = None
-) -> tuple[dict[tuple[str, str], list[Job]], dict[str, list[str]]]:
+) -> tuple[dict[str, dict[str, list[Job]]], dict[str, list[str]]]:
     """Read the experiments of a grid. `variables` and `seeds` replace those in the file.
 
-    Returns two dicts: (dataset, title of a row of its table) -> the experiments of the row, one per seed; and dataset -> a sentence about
+    Returns two dicts: dataset -> title of a row of its table -> the experiments of the row, one per seed; and dataset -> a sentence about
     each skipped experiment.
     """
     content = read_settings(path)
@@ -127,7 +128,7 @@ def read_grid(
                 f"{path}: has the section {next(iter(sections))}, so config cannot name another file; write all sections in such files."
             )
         shared["config"] = str(path)  # each experiment reads the sections of this file
-    rows: dict[tuple[str, str], list[Job]] = {}
+    tables: dict[str, dict[str, list[Job]]] = {}
     remarks: dict[str, list[str]] = {}
     runs: dict[Path, Job] = {}
     for dataset, method, seed in itertools.product(*entries):
@@ -143,10 +144,10 @@ def read_grid(
                 commands = " and ".join(f"`{shlex.join(each.experiment.words())}`" for each in (runs[job.run], job))
                 raise DiffcapError(f"{path}: {commands} have the same run folder, {job.run}; leave out one of them.")
             runs[job.run] = job
-            rows.setdefault((e.dataset, row), []).append(job)
-    if not rows:
+            tables.setdefault(e.dataset, {}).setdefault(row, []).append(job)
+    if not tables:
         raise DiffcapError(f"{path}: no row is left. {' '.join(dict.fromkeys(itertools.chain(*remarks.values())))}")
-    return rows, remarks
+    return tables, remarks
 
 
 def _ablations(variables: dict[str, str]) -> Iterator[tuple[str, dict[str, str], str]]:

@@ -153,9 +153,9 @@ def _pairs_in_folder(folder: Path) -> tuple[list[ImagePair], list[str]]:
             return _pairs_of_folders(folder / before, folder / after)
     files = _image_files(folder)
     for before_ending, after_ending in _NAME_ENDINGS:
-        ids = {name: name.removesuffix(before_ending) for name in files if name.endswith(before_ending)}
-        after_names = {name: id + after_ending for name, id in ids.items()}
-        matches = [(ids[name], files[name], files[after]) for name, after in after_names.items() if after in files]
+        ids = [name.removesuffix(before_ending) for name in files if name.endswith(before_ending)]
+        ids = [id for id in ids if id + after_ending in files]
+        matches = [(id, files[id + before_ending], files[id + after_ending]) for id in ids]
         if matches:
             return _make_pairs(matches, files.values())
     raise DiffcapError(

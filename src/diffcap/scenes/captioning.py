@@ -50,7 +50,7 @@ class PartialResults(AbstractContextManager["PartialResults"]):
 
     def _write_line(self, content: Any) -> None:
         with add_filename(self.path):
-            self._file.write(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+            self._file.write(json.dumps(content).encode() + b"\n")
             self._file.flush()
 
     def __exit__(self, *_: object) -> None:

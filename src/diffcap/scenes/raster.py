@@ -31,6 +31,7 @@ WGS84 = "EPSG:4326"  # longitude and latitude
 _MAX_CORNER_SHIFT = 0.01  # pixels by which the corners of equal grids may differ
 PERCENTILES = (2.0, 98.0)  # default of `fit_stretch`, unless the pixels have 8 bits
 Pixels = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
 ColorRange = tuple[tuple[float, float, float], tuple[float, float, float]]  # red, green, blue: dark, then bright color
 FULL_RANGE: ColorRange = ((0, 0, 0), (255, 255, 255))
 TILES_RANGE: ColorRange = ((61, 75, 53), (197, 191, 149))  # 2nd and 98th percentiles in the rendered dataset "tiles"
@@ -90,8 +91,8 @@ class Sample(NamedTuple):
 
     before: Pixels
     after: Pixels
-    before_valid: npt.NDArray[np.bool_]
-    after_valid: npt.NDArray[np.bool_]
+    before_valid: Mask
+    after_valid: Mask
 
 
 class Scene:
@@ -241,12 +242,12 @@ def fit_stretch(
         return None
     low, high = np.percentile(values, percentiles or PERCENTILES, axis=1)
     high = np.where(high > low, high, low + 1)
-    dark, bright = (color if len(values) == 3 else np.mean(color, keepdims=True) for color in map(np.array, colors))
+    dark, bright = np.array(colors) if len(values) == 3 else np.mean(colors, 1, keepdims=True)
     step = (high - low) / (bright - dark)  # distance of the values that become two adjacent levels of 0 to 255
     return Stretch(low - dark * step, high + (255 - bright) * step)
 
 
-def to_rgb(pixels: Pixels, is_shown: npt.NDArray[np.bool_], stretch: Stretch | None) -> npt.NDArray[np.uint8]:
+def to_rgb(pixels: Pixels, is_shown: Mask, stretch: Stretch | None) -> npt.NDArray[np.uint8]:
     """Turn pixels (1 or 3, h, w), of 8 bits if there is no stretch, into RGB (h, w, 3). It is black where `is_shown` (h, w) is False."""
     if stretch is not None:
         low, high = (value.astype(np.float32)[:, None, None] for value in stretch)

@@ -50,18 +50,17 @@ def merge_tiles(captions: Iterable[TileCaption]) -> list[Change]:
         captions_of_sentence.setdefault(caption.caption, []).append(caption)
     changes: list[Change] = []
     for sentence, same_captions in captions_of_sentence.items():
-        tiles = [caption.tile for caption in same_captions]
-        union = shapely.union_all([shapely.box(x, y, x + width, y + height) for x, y, width, height in tiles])
-        polygons = shapely.get_parts(union)
-        centers = [shapely.Point(x + width / 2, y + height / 2) for x, y, width, height in tiles]
+        x, y, width, height = np.transpose([caption.tile for caption in same_captions])
+        polygons = shapely.get_parts(shapely.union_all(shapely.box(x, y, x + width, y + height)))
+        centers = shapely.points(x + width / 2, y + height / 2)
         captions_inside: list[list[TileCaption]] = [[] for _ in polygons]
         for tile_index, polygon_index in shapely.STRtree(polygons).query(centers, predicate="within").T:
             captions_inside[polygon_index].append(same_captions[tile_index])
         for polygon, inside in zip(polygons, captions_inside):
             no_change = min(caption.no_change for caption in inside)
             known = [caption.log_probability for caption in inside if caption.log_probability is not None]
-            log_probability = max(known, default=None)
-            changes.append(Change(sentence, shapely.simplify(polygon, 0), len(inside), no_change, log_probability))
+            shape = shapely.simplify(polygon, 0)
+            changes.append(Change(sentence, shape, len(inside), no_change, max(known, default=None)))
     return sorted(changes, key=lambda change: (change.window[1], change.window[0], change.caption))
 
 
@@ -85,15 +84,16 @@ def to_lon_lat(scene: Scene, points: Points) -> Points:
 def check_georeference(scene: Scene) -> None:
     """Raise an error if the corners of the raster cannot be converted to longitude and latitude."""
     if scene.crs is not None:
-        to_lon_lat(scene, np.array([(x, y) for x in (0, scene.width) for y in (0, scene.height)], float))
+        to_lon_lat(scene, shapely.get_coordinates(shapely.box(0, 0, scene.width, scene.height)))
 
 
 def find_position(change: Change, scene: Scene, digits: int) -> list[float] | None:
     """Return longitude and latitude of a point inside a change, rounded to `digits`; None without georeference."""
     if scene.crs is None:
         return None
-    point = change.polygon.representative_point()
-    return [round(float(value), digits) for value in to_lon_lat(scene, np.array([[point.x, point.y]]))[0]]
+    point = shapely.get_coordinates(change.polygon.representative_point())
+    position: list[float] = to_lon_lat(scene, point)[0].round(digits).tolist()
+    return position
 
 
 def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata: Mapping[str, Any]) -> None:

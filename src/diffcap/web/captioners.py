@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diffcap.checkpoints.base_models import describe_origin, find_base, names_base_model
 from diffcap.checkpoints.reading import CAPTIONING_STAGES, CONFIG, WEIGHTS, read_checkpoint
@@ -39,22 +39,29 @@ def find_choices(
     For a vision-language model that was not fine-tuned, its name, commit and licence are printed. If a captioner below `runs` cannot be
     read by this version of diffcap, it is left out, and stderr says why.
     """
-    choices_with_paths: list[tuple[Path, Choice]] = []
+    choices: list[Choice] = []
+    shown: list[Path] = []  # the path in the label of each choice
+
+    def add(path: str | Path, label: str, *source: Any) -> None:
+        # RUN/finetune/best.ckpt is shown as RUN, and RUN/reinforce/best.ckpt as RUN/reinforce.
+        shown.append(Path(re.sub(r"(/finetune)?(/best\.ckpt)?$", "", str(path))))
+        choices.append(Choice(label, *source))
+
     for name in checkpoints:
         title = next(method.title for method in methods().values() if method.base_model_module)
         if served := served_name(name):
-            choices_with_paths.append((Path(served), Choice(f"{title} · on a server", name)))
+            add(served, f"{title} · on a server", name)
         elif names_base_model(name):
             # This fetches the model, so that an error is raised before the first visitor comes.
             model = find_base(name, any_type=True)
             echo(describe_origin(model.name, model.revision, model.licence))
             # All visitors get this commit, even if the repository has a newer one when the model is loaded.
             model_at_commit = f"{model.name}@{model.revision}" if model.revision else model.name
-            shown_path = Path(f"{model.name}@{model.revision[:7]}" if model.revision else model.name)
-            choices_with_paths.append((shown_path, Choice(f"{title} · without training", model_at_commit)))
+            shown_name = f"{model.name}@{model.revision[:7]}" if model.revision else model.name
+            add(shown_name, f"{title} · without training", model_at_commit)
         else:
             metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # errors are raised now
-            choices_with_paths.append((Path(name).resolve(), Choice(_label_of(metadata), name, backbone_weights, base)))
+            add(Path(name).resolve(), _label_of(metadata), name, backbone_weights, base)
     shipped_choices = [
         Choice(f"{_label_of(read_json(folder / CONFIG, 'configuration'))} · ships with diffcap", name)
         for name, folder in SHIPPED_CAPTIONERS.items()
@@ -73,12 +80,10 @@ def find_choices(
                 metadata = read_checkpoint(path, mapped=True)["diffcap"]  # mapped=True: the weights are not read
             is_captioner = isinstance(metadata, dict) and metadata.get("stage") in CAPTIONING_STAGES
             if is_captioner and metadata.get("method") in list(methods()):
-                choices_with_paths.append((path.resolve(), Choice(_label_of(metadata), path)))
+                add(path.resolve(), _label_of(metadata), path)
         except DiffcapError as error:
             echo(f"note: left out: {error}", err=True)
-    # RUN/finetune/best.ckpt is shown as RUN, and RUN/reinforce/best.ckpt as RUN/reinforce.
-    shown = [re.sub(r"(/finetune)?(/best\.ckpt)?$", "", str(path)) for path, _ in choices_with_paths]
-    keys = [(choice.label, Path(path)) for path, (_, choice) in zip(shown, choices_with_paths)]
+    keys = [(choice.label, path) for choice, path in zip(choices, shown)]
     # Labels get the last part of the choice's path, or more parts if other choices would have the same label.
     labels = {(label, path): f"{label} · {path.name}" for label, path in keys}
     for num_parts in range(2, max((len(path.parts) for _, path in keys), default=0)):
@@ -86,7 +91,7 @@ def find_choices(
         for (label, path), old_label in labels.items():
             if counts[old_label] > 1:
                 labels[label, path] = f"{label} · {'/'.join(path.parts[-num_parts:])}"
-    choices = [choice._replace(label=labels[key]) for (_, choice), key in zip(choices_with_paths, keys)]
+    choices = [choice._replace(label=labels[key]) for choice, key in zip(choices, keys)]
     return [*choices[: len(checkpoints)], *shipped_choices, *choices[len(checkpoints) :]]
 
 

@@ -126,7 +126,7 @@ def render_result(
             outline = data_uri(colored_outline(mask, (2 * image.width, 2 * image.height), 3), "WEBP")
         overlay_uris = [data_uri(Image.fromarray(pixels), "WEBP") for pixels in overlays]
         figures.append((side, image.width / image.height, data_uri(photo, "JPEG"), overlay_uris, outline))
-    legend_colors = [colormap(np.array(level)).round().astype(int).tolist() for level in np.linspace(0, 1, 9)]
+    legend_colors = colormap(np.linspace(0, 1, 9)).round().astype(int).tolist()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=escape)
     lines = read_resource("result.html.j2", "diffcap.web").splitlines()
     return environment.from_string("".join(lines)).render(
