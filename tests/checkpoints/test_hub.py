@@ -14,6 +14,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from PIL import Image
+from tests.checkpoints.test_base_models import hub
 from tests.commands import run as run_command
 from tests.hub_server import TOKEN, Hub
 from tests.models.tiny import captioner, pretraining
@@ -27,6 +28,7 @@ from diffcap.pair_captioner import DEFAULT_CAPTIONER
 from diffcap.records import read_json, write_json
 from diffcap.utils.errors import DiffcapError
 
+__all__ = ["hub"]  # a fixture
 METRICS: dict[str, Any] = {
     "protocol": {"dataset": "toy", "split": "test", "tokenizer": "ptb", "metrics": ["CIDEr-D"], "pairs": {"total": 8}},
     "groups": {"total": {"BLEU-4": 0.5, "CIDEr-D": 1.25}, "semantic": {"BLEU-4": 0.25, "CIDEr-D": 2.0}},
@@ -78,18 +80,6 @@ def test_pull_returns_what_push_uploaded(run: Path, tmp_path: Path) -> None:
     again = diffcap(hub, tmp_path / "home", "push", str(tmp_path / "here"), "user/again")
     assert again.returncode == 0 and "note" not in again.stderr, again.stderr
     assert "| total | 50.00 | 125.00 |" in hub.repositories["user/again"]["README.md"].decode()
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """A mock of the Hub that this process uses."""
-    from huggingface_hub import constants
-
-    hub = Hub()
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    return hub
 
 
 @pytest.mark.slow

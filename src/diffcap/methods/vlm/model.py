@@ -7,6 +7,7 @@ Letters: B pairs, L tokens of the prompt with its images, T tokens of a caption,
 """
 
 import re
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -370,12 +371,10 @@ def load_model(folder: Any, dtype: str, four_bit: bool = False, attention: str |
     transformers = import_transformers()
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
     if four_bit:
-        try:
-            import bitsandbytes  # noqa: F401
-        except ImportError:
+        if find_spec("bitsandbytes") is None:
             raise DiffcapError(
                 "model.captioner.init_args.four_bit needs bitsandbytes; install it with `pip install 'diffcap[quant]'`."
-            ) from None
+            )
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",

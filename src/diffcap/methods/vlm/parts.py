@@ -94,12 +94,7 @@ def choose_trained(model: Any, trained: Trained, rank: int, alpha: int, dropout:
             if dtype == torch.float32:
                 continue
             part.float()
-            part.register_forward_pre_hook(
-                lambda _, inputs: tuple(
-                    value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
-                    for value in inputs
-                )
-            )
+            part.register_forward_pre_hook(lambda _, inputs: tuple(value.float() for value in inputs))
             part.register_forward_hook(lambda _, inputs, output, dtype=dtype: output.to(dtype))
     if trained != "lora":
         return model
