@@ -81,7 +81,7 @@ RUNS = {
     "dirl/finetune": Run("finetune", (part("dirl", "finetune"),), DIRL, _GRID),
     "dirl/reinforce": reinforced("dirl", DIRL, _GRID),
     "clip4idc/pretrain": Run(
-        "adapt", (part("clip4idc", "pretrain"),), CLIP, (*_CLIP, "--model.lr=1e-4", "--model.clip_lr=1e-4")
+        "pretrain", (part("clip4idc", "pretrain"),), CLIP, (*_CLIP, "--model.lr=1e-4", "--model.clip_lr=1e-4")
     ),
     "clip4idc/finetune": Run(
         "finetune",

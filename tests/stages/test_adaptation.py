@@ -27,13 +27,12 @@ SMALL = (
 
 
 def words(stage: str, folder: Path, out: Path, *options: str, ablation: str | None = None) -> list[str]:
-    kind = "pretrain" if stage == "adapt" else stage
     named = config_words(
         "configs/trainer/default.yaml",
-        part("clip4idc", kind),
+        part("clip4idc", stage),
         "configs/dataset/blocks.yaml",
-        part("clip4idc", kind, "blocks"),
-        *([part("clip4idc", kind, ablation=ablation)] if ablation else []),
+        part("clip4idc", stage, "blocks"),
+        *([part("clip4idc", stage, ablation=ablation)] if ablation else []),
     )
     script = str(ROOT / "stages" / f"{stage}.py")
     return [sys.executable, script, *named, *SMALL, f"--data.folder={folder}", f"--run.out={out}", *options]
@@ -48,16 +47,16 @@ def curve(out: Path) -> list[float]:
 def adapted(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adaptation of 20 steps on one process."""
     out = tmp_path_factory.mktemp("adapted") / "pretrain"
-    assert in_process(words("adapt", pixels, out)) is None
+    assert in_process(words("pretrain", pixels, out)) is None
     return out
 
 
 def test_two_processes_repeat_the_loss_curve_of_one(pixels: Path, tmp_path: Path) -> None:
     """From random weights, at a low rate: trained ones' larger losses, and the blocks settings' rates, blow rounding up."""
     slow = "--model.lr=1e-4", "--model.clip_lr=1e-4", "--model.initial_weights=random"
-    assert in_process(words("adapt", pixels, tmp_path / "one", *slow)) is None
+    assert in_process(words("pretrain", pixels, tmp_path / "one", *slow)) is None
     ddp = "--trainer.devices=2", "--trainer.strategy=ddp"
-    done = run(words("adapt", pixels, tmp_path / "two", *slow, *ddp), tmp_path, timeout=300)
+    done = run(words("pretrain", pixels, tmp_path / "two", *slow, *ddp), tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
     assert len(one) == len(two) == 20 and max(one) - min(one) > 0.01
@@ -68,7 +67,7 @@ def test_two_processes_repeat_the_loss_curve_of_one(pixels: Path, tmp_path: Path
 
 @pytest.mark.thorough
 def test_a_killed_adaptation_ends_as_an_undisturbed_one(pixels: Path, adapted: Path, tmp_path: Path) -> None:
-    command = words("adapt", pixels, tmp_path / "pretrain")
+    command = words("pretrain", pixels, tmp_path / "pretrain")
     kill_when(command, tmp_path / "pretrain/last.ckpt", tmp_path)
     assert in_process(command) is None
     for name in ("last.ckpt", "best.ckpt"):
@@ -93,7 +92,7 @@ def test_captioning_takes_the_adaptation_over(pixels: Path, adapted: Path, tmp_p
 
 @pytest.mark.thorough
 def test_what_does_not_fit_is_one_sentence(pixels: Path, adapted: Path, tmp_path: Path) -> None:
-    def output(*options: str, stage: str = "adapt") -> str:
+    def output(*options: str, stage: str = "pretrain") -> str:
         return one_sentence(run(words(stage, pixels, tmp_path / "x", *options), tmp_path))
 
     other = "--model.captioner.init_args.network=ViT-S-32", "--model.captioner.init_args.image_size=[96,128]"
@@ -112,7 +111,7 @@ def test_the_released_optimizer_keeps_clip_in_half_precision_and_both_stages_log
 ) -> None:
     released = "--model.optimizer=diffcap.methods.clip4idc.optimizers.bert_adam"
     half = released, "--trainer.max_steps=2", "--trainer.val_check_interval=2"
-    assert in_process(words("adapt", pixels, tmp_path / "pretrain", *half)) is None
+    assert in_process(words("pretrain", pixels, tmp_path / "pretrain", *half)) is None
     start = f"--model.init_from={tmp_path / 'pretrain/best.ckpt'}"
     assert in_process(words("finetune", pixels, tmp_path / "finetune", *half, start)) is None
     for stage, name in (("pretrain", "added"), ("finetune", "captioner")):

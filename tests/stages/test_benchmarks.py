@@ -50,7 +50,7 @@ def prepare(dataset: str, home: Path, source: Path | None = None, negatives: boo
 
 def train(script: str, method: str, dataset: str, folder: Path, *options: str) -> None:
     """One stage with its settings for the dataset, few steps and few channels."""
-    own = part(method, "pretrain" if script == "adapt" else script, dataset)
+    own = part(method, script, dataset)
     configs = [f"configs/dataset/{dataset}.yaml", own, "configs/trainer/smoke.yaml"]
     small = [f"--model.captioner.init_args.{setting}" for setting in SMALL[method]]
     words = command(

@@ -9,7 +9,7 @@ from tests.commands import ROOT, environment
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("stage", ["extract", "pretrain", "adapt", "finetune", "reinforce", "evaluate"])
+@pytest.mark.parametrize("stage", ["extract", "pretrain", "finetune", "reinforce", "evaluate"])
 def test_help_explains_every_option(stage: str) -> None:
     script = str(ROOT / "stages" / f"{stage}.py")
     wide = environment(COLUMNS="400")
