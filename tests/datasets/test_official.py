@@ -62,7 +62,7 @@ def test_a_whole_levir_cc_has_its_pairs_with_a_change() -> None:
 
 
 def test_a_whole_dataset_has_its_distractors_and_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = ReleaseSizes("scenes", {"train": 2, "val": 1, "test": 1}, True, num_by_change_type={"color": 2, "add": 2})
+    small = ReleaseSizes("scenes", (2, 1, 1), True, num_by_change_type={"color": 2, "add": 2})
     monkeypatch.setitem(OFFICIAL, "clevr_change", small)
     pairs = read_pairs("clevr_change", write_clevr_change(tmp_path, [0, 1], [2], [3]))
     assert describe("clevr_change", pairs, tmp_path)["official"]["state"] == "whole"

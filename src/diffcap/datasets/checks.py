@@ -14,7 +14,8 @@ PlacedRow = tuple[str, Row]  # with its place
 
 def find_file(folder: Path, *names: str) -> Path:
     """Return the path of the first file of `names` that exists in `folder`. If none exists, return the path of the first name."""
-    return next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
+    files = [folder / name for name in names]
+    return next(filter(Path.is_file, files), files[0])
 
 
 def read_object(file: Path, content: str, remedy: str = "fetch it again") -> dict[str, Any]:

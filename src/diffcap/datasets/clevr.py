@@ -199,9 +199,10 @@ def read_clevr_dc(folder: Path) -> list[ChangePair]:
 
 def vote_change_type(captions: Sequence[str]) -> str | None:
     """Return the change type ("color", "material", "add", "drop", "move", "none") that most captions name; None for a tie or no type."""
-    num_votes = Counter(sentence_type for sentence_type in map(_type_of_sentence, captions) if sentence_type)
-    ranked = num_votes.most_common(2)
-    return ranked[0][0] if ranked and (len(ranked) == 1 or ranked[0][1] > ranked[1][1]) else None
+    num_votes = Counter(filter(None, map(_type_of_sentence, captions)))
+    most_votes = max(num_votes.values(), default=0)
+    winners = [change_type for change_type, votes in num_votes.items() if votes == most_votes]
+    return winners[0] if len(winners) == 1 else None
 
 
 def _type_of_sentence(sentence: str) -> str | None:

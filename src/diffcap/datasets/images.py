@@ -109,8 +109,8 @@ def write_fitted(pairs: Sequence[ChangePair], root: Path, folder: Path, fit: "Fi
 
     def fit_images(pair: ChangePair) -> ChangePair:
         files = [root / path for path in pair.images]
-        stamps = [[str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-        digest = hashlib.sha256(json.dumps([pair.id, *stamps, fit, strict]).encode()).hexdigest()[:16]
+        stamps = [(file.absolute(), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        digest = hashlib.sha256(repr((pair.id, fit, strict, stamps)).encode()).hexdigest()[:16]
         names = [f"{file.stem[:40]}-{digest}-{side}.png" for file, side in zip(files, ("before", "after"))]
         if not (folder / names[1]).is_file():  # it is written last, and has the record
             images = read_pair(files[0], files[1], fit=fit, strict=strict)

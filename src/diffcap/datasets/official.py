@@ -13,40 +13,36 @@ class ReleaseSizes(NamedTuple):
     """The official sizes of a dataset. They are numbers of pairs, single images or scenes, depending on what the authors count."""
 
     unit: str  # plural noun for messages: "pairs", "images" or "scenes"
-    units_by_split: dict[str, int]  # split -> number of units
+    num_units: tuple[int, ...]  # in train, val and test; empty if only the sum is published
     counts_scenes: bool = False  # True if a unit is a scene: a pair with a change and a pair without (distractor)
     num_by_change_type: dict[str, int] = {}  # noqa: RUF012  change type -> number of pairs; empty if unknown
     num_classes: int = 0  # number of classes of the images; 0 if the images have no classes
-    total_units: int = 0  # sum of all splits, if only this sum is published; else 0
-    num_changed: dict[str, int] = {}  # noqa: RUF012  split -> number of changed pairs; empty if unknown
+    total_units: int = 0  # the sum, if only this is published; else 0
+    num_changed: tuple[int, ...] = ()  # numbers of changed pairs in train, val and test; empty if unknown
 
 
-def _by_split(train: int, val: int, test: int) -> dict[str, int]:
-    return dict(zip(SPLITS, (train, val, test)))
-
-
-_LEVIR_SIZES = ReleaseSizes("pairs", _by_split(6_815, 1_333, 1_929), num_changed=_by_split(3_407, 667, 964))
+_LEVIR_SIZES = ReleaseSizes("pairs", (6_815, 1_333, 1_929), num_changed=(3_407, 667, 964))
 
 # Most sizes were counted in the authors' split files, and CLEVR-Change's change types in its type_mapping.json. Dubai-CC's sizes are from
 # tables in papers of other authors. SECOND-CC's authors publish only the sum of the splits, which does not count augmented pairs.
 OFFICIAL = {
     "clevr_change": ReleaseSizes(
         "scenes",
-        _by_split(33_830, 1_988, 3_985),
+        (33_830, 1_988, 3_985),
         counts_scenes=True,
         num_by_change_type={"color": 7_958, "material": 7_963, "add": 7_966, "drop": 7_961, "move": 7_955},
     ),
-    "clevr_dc": ReleaseSizes("pairs", _by_split(40_800, 2_400, 4_800)),
-    "dubai_cc": ReleaseSizes("pairs", _by_split(300, 50, 150)),
+    "clevr_dc": ReleaseSizes("pairs", (40_800, 2_400, 4_800)),
+    "dubai_cc": ReleaseSizes("pairs", (300, 50, 150)),
     "levir_cc": _LEVIR_SIZES,
     "levir_mci": _LEVIR_SIZES,
-    "second_cc": ReleaseSizes("pairs", {}, total_units=6_041),
-    "whu_cdc": ReleaseSizes("pairs", _by_split(5_947, 743, 744)),
-    "spot_the_diff": ReleaseSizes("pairs", _by_split(8_566, 1_493, 1_270)),
-    "image_editing_request": ReleaseSizes("pairs", _by_split(3_061, 383, 495)),
-    "birds2words": ReleaseSizes("pairs", _by_split(2_685, 325, 337)),  # smaller if photos are no longer online
-    "cub": ReleaseSizes("images", _by_split(8_855, 2_933, 0)),  # L2C's split, which is by class (Yan et al., ACL 2021)
-    "nabirds": ReleaseSizes("images", _by_split(23_929, 0, 24_633), num_classes=555),
+    "second_cc": ReleaseSizes("pairs", (), total_units=6_041),
+    "whu_cdc": ReleaseSizes("pairs", (5_947, 743, 744)),
+    "spot_the_diff": ReleaseSizes("pairs", (8_566, 1_493, 1_270)),
+    "image_editing_request": ReleaseSizes("pairs", (3_061, 383, 495)),
+    "birds2words": ReleaseSizes("pairs", (2_685, 325, 337)),  # smaller if photos are no longer online
+    "cub": ReleaseSizes("images", (8_855, 2_933, 0)),  # L2C's split, which is by class (Yan et al., ACL 2021)
+    "nabirds": ReleaseSizes("images", (23_929, 0, 24_633), num_classes=555),
 }
 
 
@@ -72,8 +68,8 @@ def compare_sizes(
     if has_skipped_pairs and sizes.counts_scenes:
         num_found &= Counter(pair.split for pair in pairs if pair.is_distractor)  # `&` takes the smaller numbers
     # In IDC-PCL's files, images with classes (NABirds) have other splits than in the official dataset, so only the sum is compared.
-    total_units = sizes.total_units or (sum(sizes.units_by_split.values()) if sizes.num_classes else 0)
-    counts = {f"{split} ": (num_found[split], number) for split, number in sizes.units_by_split.items()}
+    total_units = sizes.total_units or (sum(sizes.num_units) if sizes.num_classes else 0)
+    counts = {f"{split} ": (num_found[split], number) for split, number in zip(SPLITS, sizes.num_units)}
     if total_units:
         counts = {"": (num_found.total(), total_units)}  # messages then name no split
     is_whole = all(num_in_folder == num_official for num_in_folder, num_official in counts.values())
@@ -85,7 +81,7 @@ def compare_sizes(
         classes = {pair.extra["class"] for pair in pairs if "class" in pair.extra}
         for split in SPLITS if sizes.counts_scenes else ():
             details.append((f"{split} distractors", num_by_kind[split, True], num_found[split]))
-        for split, number in sizes.num_changed.items():
+        for split, number in zip(SPLITS, sizes.num_changed):
             details.append((f"{split} pairs with a change", num_by_kind[split, False], number))
         for change_type, number in sizes.num_by_change_type.items() if num_by_change_type else ():
             details.append((f"changes of type {change_type}", num_by_change_type[change_type], number))
@@ -97,7 +93,7 @@ def compare_sizes(
                 "release."
             )
     result: dict[str, Any] = {"state": "whole" if is_whole else "part", "unit": sizes.unit}
-    result["splits"] = {split: [num_found[split], number] for split, number in sizes.units_by_split.items()}
+    result["splits"] = {split: [num_found[split], number] for split, number in zip(SPLITS, sizes.num_units)}
     return {**result, "total": [num_found.total(), total_units]} if sizes.total_units else result
 
 

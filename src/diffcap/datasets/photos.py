@@ -1,6 +1,7 @@
 """Readers of Spot-the-Diff, Image-Editing-Request and Birds-to-Words. Pairs are sorted by split, then by their place in the file."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -10,7 +11,6 @@ from diffcap.records import SPLITS, ChangePair, read_json_lines
 from diffcap.text.vocabulary import tokenize
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
-_SPOT_ANNOTATION_FILES = ("annotations/train.json", "data/annotations/train.json", "train.json")
 _SPOT_REMEDY = "put train.json, val.json and test.json into annotations/"
 _SPOT_IMAGE_FOLDERS = ("resized_images", "images", "data/resized_images", "data/images")
 _EDITING_FILES = {"train": ("train.json",), "val": ("valid.json", "val.json"), "test": ("test.json",)}
@@ -28,13 +28,12 @@ def read_spot_the_diff(folder: Path) -> list[ChangePair]:
     vocabularies and the scores of papers include them. The option `data.changes` decides if each sentence of a pair is a caption, or
     all of them together are one caption.
     """
-    annotation_folder = checks.find_file(folder, *_SPOT_ANNOTATION_FILES).parent
+    train_file = checks.find_file(folder, "annotations/train.json", "data/annotations/train.json", "train.json")
     subfolder = next((name for name in _SPOT_IMAGE_FOLDERS if (folder / name).is_dir()), _SPOT_IMAGE_FOLDERS[0])
     image_prefix = "" if any(folder.glob("*_2.png")) else f"{subfolder}/"
     pairs: dict[str, ChangePair] = {}
     for split in SPLITS:
-        annotation_file = annotation_folder / f"{split}.json"
-        for place, row in checks.read_entries(annotation_file, "annotations", _SPOT_REMEDY):
+        for place, row in checks.read_entries(train_file.with_name(f"{split}.json"), "annotations", _SPOT_REMEDY):
             image_id = checks.get_text(row, "img_id", place)
             captions = checks.check_sentences(row.get("sentences"), place, "sentences")
             before, after = f"{image_prefix}{image_id}.png", f"{image_prefix}{image_id}_2.png"
@@ -48,8 +47,10 @@ def read_spot_the_diff(folder: Path) -> list[ChangePair]:
 
 def spot_the_diff_notes(pairs: list[ChangePair]) -> list[str]:
     """Return a remark with the number of entries in each split; a pair has one entry for each annotator."""
-    num_rows = {split: sum(len(pair.extra["annotators"]) for pair in pairs if pair.split == split) for split in SPLITS}
-    counts = ", ".join(f"{split} {count:,}" for split, count in num_rows.items())
+    num_rows = Counter[str]()
+    for pair in pairs:
+        num_rows[pair.split] += len(pair.extra["annotators"])
+    counts = ", ".join(f"{split} {num_rows[split]:,}" for split in SPLITS)
     return [f"annotators' rows, merged by pair: {counts}"]
 
 
@@ -107,7 +108,7 @@ def read_birds2words(folder: Path) -> list[ChangePair]:
     path_of_photo, pairs = _find_photos(folder / "images"), dict[tuple[str, ...], ChangePair]()
     annotations = _read_table(table_files[0]) if table_files else _read_json_lines(folder)
     for place, photo_ids, split, captions, extra in annotations:
-        before, after = (path_of_photo.get(photo, f"images/{photo}{PHOTO_EXTENSIONS[0]}") for photo in photo_ids)
+        before, after = (path_of_photo.get(photo, f"images/{photo}.jpg") for photo in photo_ids)
         pair = pairs.setdefault(photo_ids, ChangePair("_".join(photo_ids), before, after, [], split, extra=extra))
         checks.check_split(pair, split, place)
         pair.captions.extend(captions)
@@ -120,7 +121,7 @@ def photo_urls(folder: Path) -> dict[str, list[str]]:
     for table_file in sorted(folder.glob("*.tsv")):
         for _, row in _table_rows(table_file):
             for photo, url in zip(_photo_ids(row), (row["img1ImgURL"], row["img2ImgURL"])):
-                path = path_of_photo.get(photo, f"images/{photo}{PHOTO_EXTENSIONS[0]}")
+                path = path_of_photo.get(photo, f"images/{photo}.jpg")
                 urls_of_path.setdefault(path, {})[url.strip()] = None
     return {path: list(urls) for path, urls in urls_of_path.items()}
 

@@ -159,14 +159,14 @@ def _judge(cv2: Any, before: Any, after: Any, movement: Any, threshold: float) -
 
 
 def _correlation(first: Any, second: Any) -> float:
-    return float(np.nan_to_num(np.corrcoef(first.ravel().astype(float), second.ravel().astype(float))[0, 1]))
+    return float(np.nan_to_num(np.corrcoef(first.ravel(), second.ravel())[0, 1]))
 
 
-def _inner_box(mask: Any) -> tuple[int, int, int, int]:
+def _inner_box(mask: Any) -> list[int]:
     """Return a large box (left, top, right, bottom) of pixels that are all True: the side with the fewest of them is cut repeatedly."""
-    left, top, right, bottom = 0, 0, mask.shape[1], mask.shape[0]
-    while not (area := mask[top:bottom, left:right]).all():
-        shares = [area[:, 0].mean(), area[0].mean(), area[:, -1].mean(), area[-1].mean()]
-        side = int(np.argmin(shares))
-        left, top, right, bottom = left + (side == 0), top + (side == 1), right - (side == 2), bottom - (side == 3)
-    return left, top, right, bottom
+    box = [0, 0, mask.shape[1], mask.shape[0]]
+    while not (area := mask[box[1] : box[3], box[0] : box[2]]).all():
+        sides = area[:, 0], area[0], area[:, -1], area[-1]
+        side = int(np.argmin([pixels.mean() for pixels in sides]))
+        box[side] += 1 if side < 2 else -1
+    return box
