@@ -28,8 +28,8 @@ def writer(folder: Path, paths: list[str] = PATHS, **options) -> StoreWriter:
     return StoreWriter(folder, paths, SHAPE, options.pop("meta", META), **options)
 
 
-def fill(folder: Path, paths: list[str] = PATHS) -> FeatureStore:
-    store = writer(folder, paths)
+def fill(folder: Path, **options) -> FeatureStore:
+    store = writer(folder, **options)
     store.write(store.missing_rows(), features(store.missing_rows()))
     store.finish()
     return FeatureStore.open(folder)
@@ -80,9 +80,7 @@ def test_new_images_are_added_and_the_old_ones_kept(tmp_path: Path) -> None:
 
 
 def test_an_image_that_was_replaced_is_extracted_again(tmp_path: Path) -> None:
-    first = writer(tmp_path, stamps=["7"] * 10)
-    first.write(first.missing_rows(), features(first.missing_rows()))
-    first.finish()
+    fill(tmp_path, stamps=["7"] * 10)
     sums = (tmp_path / CHECKSUM_FILE).read_bytes()
     assert not len(writer(tmp_path, stamps=["7"] * 5 + [""] + ["7"] * 4).missing_rows())  # one is out of reach
     again = writer(tmp_path, stamps=["7"] * 4 + ["8"] + ["7"] * 5)
@@ -165,10 +163,8 @@ def test_a_killed_process_loses_nothing_that_was_marked(tmp_path: Path) -> None:
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    store = writer(tmp_path / "killed")
-    assert 0 < len(store.missing_rows()) <= 7
-    store.write(store.missing_rows(), features(store.missing_rows()))
-    store.finish()
+    assert 0 < len(writer(tmp_path / "killed").missing_rows()) <= 7
+    fill(tmp_path / "killed")
     for name in ("features.f16", "index.json", "meta.json", "done.u8", "complete"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
@@ -186,12 +182,9 @@ def flip(folder: Path, *rows: int, silently: bool = False) -> None:
 
 def repaired(folder: Path) -> list[int]:
     """Go on with a store as extraction does; gives the rows that it computes."""
-    again = writer(folder)
-    missing = again.missing_rows()
-    again.write(missing, features(missing))
-    again.finish()
-    np.testing.assert_array_equal(FeatureStore.open(folder).read(np.arange(10)), features(np.arange(10)))
-    return missing.tolist()
+    missing = writer(folder).missing_rows().tolist()
+    np.testing.assert_array_equal(fill(folder).read(np.arange(10)), features(np.arange(10)))
+    return missing
 
 
 ROW = 3 * 2 * 4 * 2  # bytes

@@ -14,16 +14,7 @@ from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.blocks.captions import LEXICON, NO_CHANGE
 
 FIXTURES = Path(__file__).with_name("fixtures")
-ENDS = (
-    "was added",
-    "appeared",
-    "was removed",
-    "is gone",
-    "moved",
-    "has a different position",
-    "became cyan",
-    "is now matte",
-)
+ENDS = ("was added", "appeared", "was removed", "is gone", "moved", "was relocated", "became cyan", "is now matte")
 
 
 def scenes(count: int, seed: int = 0) -> list[ChangePair]:

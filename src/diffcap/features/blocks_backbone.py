@@ -47,7 +47,6 @@ NUM_PROBABILITIES = sum(GROUP_SIZES.values())
 HEAD_CHANNELS = NUM_PROBABILITIES + 2 * COLORS  # output channels of the last convolution: probabilities and offsets
 NUM_CHANNELS = COLORS * (4 + SHAPES + MATERIALS + SIZES) + SHAPES + MATERIALS + SIZES + GROUP_SIZES["solid"]
 # The 4 in `NUM_CHANNELS` (107) counts four values of each color: a probability, two offsets and a fraction of pixels.
-# Normalised values are from -2 to 2.
 PREPROCESSING = ResizeNormalize((HEIGHT, WIDTH), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
 
 
@@ -56,7 +55,7 @@ class BlocksNetwork(nn.Module):
 
     mean: Tensor  # (107,) mean of each channel over scenes and cells, from the training
     scale: Tensor  # (107,) standard deviation of each channel
-    centers: Tensor  # (16, 4, 6) the cells' centres: 8 times x, then 8 times y, as in the output of `predict`
+    centers: Tensor  # (16, 4, 6) the cells' centres, -1 to 1: 8 times x, then 8 times y, as in the output of `predict`
 
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
@@ -69,7 +68,6 @@ class BlocksNetwork(nn.Module):
         # A cell has 3 x 3 squares of 8 x 8 pixels; the kernel covers 5 x 5 squares, one more than the cell on every side.
         self.cells = conv_block(64, 128, 5, 3, (1, 2), norm)  # (B, 128, 4, 6)
         self.head = nn.Conv2d(128, HEAD_CHANNELS, 1)
-        # The cells' centres, in coordinates from -1 to 1 over the image.
         x = ((torch.arange(COLUMNS) + 0.5) * CELL - MARGIN) / WIDTH * 2 - 1
         y = (torch.arange(ROWS) + 0.5) * CELL / HEIGHT * 2 - 1
         centers = torch.stack([x.expand(ROWS, COLUMNS), y[:, None].expand(ROWS, COLUMNS)])  # (2, 4, 6)

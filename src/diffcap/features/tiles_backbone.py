@@ -28,7 +28,6 @@ CLASSES = len(COVERS) + len(ROOFS)  # number of classes
 # Outputs of the head for a square of 8 x 8 pixels: a prediction of the land cover for each quarter, and one of a house's centre.
 HEAD_CHANNELS = 4 * CLASSES + 1
 NUM_CHANNELS = 4 * (CLASSES + 1)  # of the features: classes and number of houses for each quarter of a cell
-# Normalised values are from about -2 to 2.
 PREPROCESSING = ResizeNormalize((IMAGE_SIZE, IMAGE_SIZE), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), antialias=True)
 
 

@@ -98,7 +98,7 @@ class StoreWriter:
             self.image_paths, self._stamps = store.read_index(self.folder)
         row_of = {path: row for row, path in enumerate(self.image_paths)}
         stale_rows = []
-        for path, stamp in zip(image_paths, stamps, strict=True):
+        for path, stamp in zip(image_paths, stamps):
             row = row_of.setdefault(path, len(row_of))
             if row == len(self.image_paths):
                 self.image_paths.append(path)
@@ -122,7 +122,6 @@ class StoreWriter:
         verified_state = verified_file.read_text(encoding="utf-8") if verified_file.is_file() else ""
         rows = self._own_rows(np.flatnonzero(is_done))
         if len(rows) and verified_state != self._sizes_and_times():
-            # Compare the rows with their checksums; those that differ are not done.
             from diffcap.utils.progress import progress_bar
 
             print(f"{self.folder}: comparing the features of {len(rows):,} images with their checksums", flush=True)
@@ -172,7 +171,7 @@ class StoreWriter:
                 stacklevel=2,
             )
         # No memory map is used: if the disk is full, writing into a memory map ends the process with a bus error.
-        for row, content in zip(rows.tolist(), np.ascontiguousarray(clipped, dtype=self._dtype), strict=True):
+        for row, content in zip(rows.tolist(), np.ascontiguousarray(clipped, dtype=self._dtype)):
             _write_at(self._array_fd, content.tobytes(), row * self._row_bytes)
             _write_at(self._checksum_fd, zlib.crc32(content).to_bytes(4, "little"), row * 4)
             self._unmarked_rows.append(row)
@@ -243,11 +242,11 @@ def write_file_store(
             if has_all_checksums and (folder / store.COMPLETE_FILE).is_file():
                 old_checksums = np.fromfile(folder / store.CHECKSUM_FILE, dtype="<u4").tolist()
                 checksums = dict(zip(zip(old_paths, old_stamps), old_checksums))
-        keys = list(zip(image_paths, stamps, strict=True))
+        keys = list(zip(image_paths, stamps))
         if list(checksums) == keys:
             return 0
         (folder / store.COMPLETE_FILE).unlink(missing_ok=True)
-        new_files = {key: file for key, file in zip(keys, image_files, strict=True) if key not in checksums}
+        new_files = {key: file for key, file in zip(keys, image_files) if key not in checksums}
         checksums |= dict(zip(new_files, _compute_file_checksums(list(new_files.values()), len(keys))))
         write_json(folder / "index.json", {"paths": list(image_paths), "stamps": list(stamps)})
         with atomic_write(folder / store.CHECKSUM_FILE) as temporary_file:

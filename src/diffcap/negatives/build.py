@@ -106,8 +106,7 @@ class Builder:
                 self._change_texts_by_before.setdefault(pair.before, []).extend(texts)
         self._sorted_no_change_texts = sorted(self._no_change_texts)
         self._sorted_change_texts = sorted(set(chain(*self._change_texts_by_before.values())) - self._no_change_texts)
-        # For each caption that gets negatives, find the most similar captions of change pairs.
-        # Content words -> the captions with exactly these content words. All captions of a group are equally similar to another caption.
+        # Content words -> the captions of changes with exactly these words, which are all equally similar to another caption.
         groups: dict[tuple[str, ...], list[TaggedCaption]] = {}
         for text in self._sorted_change_texts:
             groups.setdefault(self._tagged_by_text[text].content, []).append(self._tagged_by_text[text])

@@ -97,7 +97,6 @@ def _both_directions(pairs: str) -> dict[str, str]:
     return antonyms
 
 
-# Words for a change or for no change, and their antonyms.
 CHANGE_ANTONYMS = {
     **_both_directions(
         "added removed, appeared disappeared, appears disappears, add remove, increase decrease, brighten darken"
@@ -105,7 +104,6 @@ CHANGE_ANTONYMS = {
     **{"introduced": "removed", "vanished": "appeared", "gone": "new", "missing": "new", "new": "missing"},
     **{"nothing": "something", "same": "different", "identical": "different", "unchanged": "different", "no": "a"},
 }
-# Words of comparison and their antonyms.
 COMPARISON_ANTONYMS = {
     **_both_directions(
         "larger smaller, longer shorter, lighter darker, brighter duller, thicker thinner, more less, same different, "
