@@ -229,7 +229,7 @@ def test_a_killed_process_changes_nothing(whole: Path, table: Path, checkpoint: 
     assert "could not be captioned" in str(caption(*given[1:])) and content(tmp_path / "out") == content(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_ray_goes_on_without_a_killed_worker_and_a_lost_node(
     table: Path, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,8 +261,8 @@ def test_ray_goes_on_without_a_killed_worker_and_a_lost_node(
 
 
 @pytest.mark.slow
-def test_the_error_of_a_worker_of_ray_is_named(
-    table: Path, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ray_names_the_error_of_a_worker_and_the_same_command_goes_on(
+    whole: Path, table: Path, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
 
@@ -270,9 +270,12 @@ def test_the_error_of_a_worker_of_ray_is_named(
         def __init__(self, *_: Any) -> None:
             raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(caption_table, "RayWorker", Worker)
-    message = str(caption(*words(table, tmp_path / "out", checkpoint, "--engine=ray")))
+    given = words(table, tmp_path / "out", checkpoint, "--engine=ray")
+    with monkeypatch.context() as patched:
+        patched.setattr(caption_table, "RayWorker", Worker)
+        message = str(caption(*given))
     assert re.search(r"4 parts are missing .*: [\d.]+: RuntimeError: CUDA error: out of memory; run the same", message)
+    assert "could not be captioned" in str(caption(*given)) and content(tmp_path / "out") == content(whole)
 
 
 def workers(node: Any) -> list[Any]:

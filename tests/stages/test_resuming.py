@@ -270,9 +270,6 @@ def test_a_finished_stage_whose_files_are_damaged_is_trained_again(
         assert (aside / "last.ckpt").is_file()
         assert "already finished" in again()
 
-    (out / "best.ckpt").write_bytes((out / "best.ckpt").read_bytes()[:-3000])
-    assert "best.ckpt is not what" in again()
-
 
 def test_a_damaged_earlier_stage_is_trained_again_by_the_command_in_the_message(blocks: Path, tmp_path: Path) -> None:
     start, out = tmp_path / "pretrain", tmp_path / "finetune"
