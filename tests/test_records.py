@@ -70,11 +70,6 @@ def test_captions_that_show_nothing_are_left_out() -> None:
     assert [pair.id for pair in pairs] == ["4", "5", "6"]
 
 
-def test_a_missing_manifest_says_how_to_write_it(tmp_path: Path) -> None:
-    with pytest.raises(DiffcapError, match=r"no manifest there; write it with `make data"):
-        read_manifest(tmp_path / "manifest.jsonl")
-
-
 def test_json_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"caption": "größer"}', encoding="utf-8-sig")
     assert read_json(tmp_path / "x.json") == {"caption": "größer"}

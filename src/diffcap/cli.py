@@ -15,7 +15,6 @@ from diffcap.stages import COMMANDS, STAGES  # COMMANDS: the stages without inte
 from diffcap.utils.console import OneLineErrorParser, Syntax, normalize_arguments, run
 from diffcap.utils.errors import DiffcapError, plain_errors
 
-DESCRIPTION = f"Image difference captioning. The stages of an experiment are also commands: {', '.join(COMMANDS)}."
 FUNCTIONS = {
     "caption": "diffcap.commands.caption:caption",
     "score": "diffcap.commands.score:score",
@@ -93,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser_class=CommandParser,
         prog="diffcap",
         version=__version__,
-        description=DESCRIPTION,
+        description=f"Image difference captioning. The stages of an experiment are also commands: {', '.join(COMMANDS)}.",
     )
 
 

@@ -284,7 +284,6 @@ VARIABLES = tuple(fields(Experiment))
 NAMES = {f.name for f in VARIABLES}
 # The variables that determine the checkpoint of an experiment.
 RUN_VARIABLES = ("dataset", "method", "vlm", "ablation", "seed", "extra", "trainer", "run", "captioner", "config")
-_GOALS = "goals"  # name of the option that make adds to each command: the targets that the user gave make, such as "finetune eval"
 
 
 def is_run_config(settings: Any) -> bool:
@@ -403,7 +402,10 @@ def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             return variables, stage_options + remaining
         name, equals, value = word.partition("=")
         name = name.removeprefix("--").replace("-", "_").lower()
-        if not word.startswith("--") or name not in NAMES | {_GOALS}:
+        if not word.startswith("--") or name not in {
+            *NAMES,
+            "goals",
+        }:  # make adds --goals, the targets that it was given
             stage_options.append(word)
             continue
         if not equals:

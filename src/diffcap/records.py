@@ -241,12 +241,7 @@ def json_text(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def read_json(
-    path: str | Path,
-    what: str = "JSON file",
-    remedy: str = "",
-    object_type: ObjectType = None,
-) -> Any:
+def read_json(path: str | Path, what: str = "JSON file", remedy: str = "", object_type: ObjectType = None) -> Any:
     """Read a JSON file. Errors name the kind of file (`what`) and advise a `remedy`.
 
     `object_type` makes a JSON object from a list of (key, value), by default `dict`; `tuple` keeps repeated keys.

@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 
 from diffcap.utils.files import url_of
 
-_BROKEN_PIPE_STATUS = 128 + 13  # the status that shells give a command ended by SIGPIPE
 _INTERRUPTED_MESSAGE = "error: interrupted; run the same command again, what it has written to files is kept."
 # Names of the errors of torch.distributed. Its library gloo raises RuntimeErrors, whose text contains /gloo/.
 _DISTRIBUTED_ERRORS = ("DistBackendError", "DistNetworkError", "DistStoreError")
@@ -77,7 +76,7 @@ def plain_errors() -> Iterator[None]:
             raise
         for number in closed:  # the stream has lost its reader
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-        sys.exit(_BROKEN_PIPE_STATUS)
+        sys.exit(128 + 13)  # the status that shells give a command ended by SIGPIPE
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED_MESSAGE)
     except SystemExit as stop:

@@ -14,7 +14,6 @@ from diffcap.utils.console import echo
 from diffcap.utils.errors import printable
 
 Update = Callable[[int, int | None], None]  # gets the amount so far, and the total if it is known
-LOG_SECONDS = 60.0  # time between two lines
 
 
 class ProgressLog:
@@ -28,7 +27,7 @@ class ProgressLog:
     def update(self, done: int, total: int | None) -> None:
         """Print a line, if the latest one is a minute old."""
         now = time.monotonic()
-        if now - self.latest_time < LOG_SECONDS:
+        if now - self.latest_time < 60:
             return
         self.latest_time = now
         left = ""

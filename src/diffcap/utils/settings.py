@@ -42,7 +42,7 @@ def read_settings(path: str | Path) -> Any:
         raise DiffcapError(f"{path}: not YAML ({one_line(error, 120)}); fix the file.") from None
 
 
-def get_config_value(files: Iterable[Path | dict[str, Any]], *keys: str) -> Any:
+def get_config_value(files: Iterable[Path | Settings], *keys: str) -> Any:
     """Return the value of nested keys in the last file (or content of a file) that has them; None if no file has them."""
     found = None
     for file in files:
