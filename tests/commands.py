@@ -75,7 +75,7 @@ def run(words: Sequence[str], cwd: Path, timeout: float = 180, **more: str) -> s
 
 def logged(out: Path) -> dict[tuple[str, str], float]:
     """The losses and scores that a training stage logged, by step and name; of a part that a kill has repeated, the last."""
-    rows = []
+    rows = list[dict[str, str]]()
     for path in sorted(out.glob("logs/version_*/metrics.csv")):
         with path.open() as file:
             rows += csv.DictReader(file)

@@ -402,10 +402,8 @@ def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             return variables, stage_options + remaining
         name, equals, value = word.partition("=")
         name = name.removeprefix("--").replace("-", "_").lower()
-        if not word.startswith("--") or name not in {
-            *NAMES,
-            "goals",
-        }:  # make adds --goals, the targets that it was given
+        # make adds --goals to each command: the targets that the user gave make, such as "finetune eval".
+        if not word.startswith("--") or name not in NAMES | {"goals"}:
             stage_options.append(word)
             continue
         if not equals:
