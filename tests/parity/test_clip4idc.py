@@ -104,5 +104,5 @@ def test_words(official: Fixture) -> None:
     # Input and target are one caption, shifted: the input's first word, then the targets.
     tokens = torch.cat([shown[:, :1], arrays["decoder_target"]], 1)
     assert torch.equal(tokens[:, :-1][shown != model.pad], shown[shown != model.pad])
-    losses = model.word_losses(tokens, memory)
+    losses = model.validation_losses({**arrays, "tokens": tokens})["caption_loss"]
     assert_close(losses.mean(), arrays["caption_loss"])

@@ -16,15 +16,7 @@ from diffcap.losses.pair_text import pair_text_contrastive_loss
 from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
 from diffcap.models.clip import Network, PairInit, PairTower, TextTower, TokenEmbedding, build_clip, text_tower_of
-from diffcap.models.decoder import (
-    BlockOutput,
-    DecoderOutput,
-    causal_mask,
-    flat_indices,
-    pair_groups,
-    run_blocks,
-    take_flat,
-)
+from diffcap.models.decoder import BlockOutput, DecoderOutput, causal_mask, pair_groups, run_blocks, take_flat
 from diffcap.models.layers import Attention, Dropout, KeyValue, Linear, Segments
 from diffcap.utils.linear import linear
 
@@ -311,12 +303,8 @@ class CLIP4IDC(Captioner):
         """Return a mask (B, T - 1) of the words and ENDs, see `Captioner.word_mask`."""
         return tokens[:, 1:] != self.pad
 
-    def word_losses(self, tokens: Tensor, memory: list[KeyValue], words: Tensor | None = None) -> Tensor:
-        """Return cross-entropies (n,), in nats, of every word and END of captions (B, T), given the words before it.
-
-        `words` (n,): the indices of these words in the flattened `word_mask`; None: the function computes them.
-        """
-        words = flat_indices(self.word_mask(tokens)) if words is None else words
+    def word_losses(self, tokens: Tensor, memory: list[KeyValue], words: Tensor) -> Tensor:
+        """Return cross-entropies (n,), in nats, of captions (B, T) at the indices `words` (n,) of the flattened `word_mask`."""
         hidden = take_flat(self.decode(tokens[:, :-1], memory).last_block.hidden, words)
         return F.cross_entropy(self.compute_logits(hidden), take_flat(tokens[:, 1:], words), reduction="none")
 
