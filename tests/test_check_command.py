@@ -70,6 +70,15 @@ def test_changes_set_the_exit_status(check: Check) -> None:
     assert check("a/clock.png", "b/clock.png")[0] == 1
 
 
+@pytest.mark.slow
+def test_a_page_of_30_million_pixels_is_compared_in_all_of_them(folders: Path, check: Check) -> None:
+    page = Image.new("RGB", (3000, 10_000), "white")
+    page.save(folders / "a.png")
+    page.putpixel((2001, 9000), (0, 0, 0))
+    page.save(folders / "b.png")
+    assert "1 pixel differs in the box (2001, 9000, 2002, 9001)" in check("a.png", "b.png")[1]
+
+
 def test_missing_files_and_sizes_are_changes_and_broken_files_errors(folders: Path, check: Check) -> None:
     screenshot(folders / "b" / "home.png", size=(400, 190))
     (folders / "b" / "pages" / "cart.png").unlink()

@@ -166,7 +166,7 @@ def _compare(result: Comparison, regions: Sequence[Region], threshold: float, ma
         result.message = f"only in the folder {'after' if before is None else 'before'}"
         return
     try:
-        images = read_pair(before, after)
+        images = read_pair(before, after, shrink=False)
     except DiffcapError as error:
         result.status, result.message = "error", str(error)
         return

@@ -56,24 +56,29 @@ class InputPair(NamedTuple):
 
 
 def read_pair(
-    before: Source, after: Source, names: tuple[str, str] | None = None, fit: Fit = "stretch", strict: bool = False
+    before: Source,
+    after: Source,
+    names: tuple[str, str] | None = None,
+    fit: Fit = "stretch",
+    strict: bool = False,
+    shrink: bool = True,
 ) -> InputPair:
     """Read both images of a pair by `read_image`, and fit them to each other by `fit_pair`.
 
-    If both have more than 8 bits, one common range of values is used to scale them.
+    If both have more than 8 bits, one common range of values is used to scale them. If `shrink` is false, images keep their size.
     """
     defaults = (
         None if isinstance(source, str | Path) else f"the image {side}"
         for source, side in ((before, "before"), (after, "after"))
     )
     sources = list(zip((before, after), names or defaults))
-    first, second = (read_image(source, name) for source, name in sources)
+    first, second = (read_image(source, name, shrink=shrink) for source, name in sources)
     notes = []
     kinds = [_value_kind(side.value_range) for side in (first, second)]
     ranges = [side.value_range for side in (first, second) if side.value_range is not None]
     if len(ranges) == 2 and kinds[0] == kinds[1]:
         common_range = min(low for low, _ in ranges), max(high for _, high in ranges)
-        first, second = (read_image(source, name, common_range) for source, name in sources)
+        first, second = (read_image(source, name, common_range, shrink) for source, name in sources)
         notes += _range_notes(common_range, "their")
     elif ranges:
         notes.append(f"their pixels are {kinds[0]} and {kinds[1]}, so each is scaled by its own range of values")
@@ -125,7 +130,9 @@ def _color_mode(image: Image.Image) -> str:
     return "color" if (spread >= 16).mean() > 0.03 else ""
 
 
-def read_image(source: Source, name: str | None = None, value_range: ValueRange | None = None) -> InputImage:
+def read_image(
+    source: Source, name: str | None = None, value_range: ValueRange | None = None, shrink: bool = True
+) -> InputImage:
     """Convert a path, the bytes of a file, a PIL image or an array to RGB with 8 bits per channel.
 
     The image is turned upright (EXIF), transparent parts become white, only the first frame of animations and multi-page files is used,
@@ -138,12 +145,13 @@ def read_image(source: Source, name: str | None = None, value_range: ValueRange 
         source: an array has shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4): integers from 0 to 255, uint16, bool, or floats from 0 to 1.
         name: the name in messages, if the source is not a path.
         value_range: the range that is used to scale an image with more than 8 bits. None: the range of the image's own values.
+        shrink: shrink large images. If it is false, they keep their size.
     """
     if isinstance(source, str | Path):
         name = name or str(source)
         source = Path(source)
     name = name or "the image"
-    conversion = _Conversion(name, value_range)
+    conversion = _Conversion(name, value_range, shrink)
     with wrap_errors(name, "truncated or broken image", "fetch the file again"):
         if isinstance(source, np.ndarray):
             return conversion.to_rgb(conversion.from_array(source))
@@ -172,6 +180,7 @@ class _Conversion:
 
     name: str
     value_range: ValueRange | None  # as in `read_image`
+    shrink: bool
     notes: list[str] = field(default_factory=list)
     own_range: ValueRange | None = None  # range of the values before they were scaled to 8 bits
 
@@ -249,7 +258,7 @@ class _Conversion:
                 self.notes.append("its transparent parts were made white")
                 image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
         image = image if image.mode == "RGB" else image.convert("RGB")
-        if width * height > SHRINK_ABOVE:
+        if self.shrink and width * height > SHRINK_ABOVE:
             self.notes.append(f"{width:,} x {height:,} pixels, shrunk before anything else")
             factor = next(factor for factor in range(2, 100) if width * height <= SHRINK_ABOVE * factor**2)
             image = image.reduce(factor)
