@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.commands import ROOT, config_words, in_process, logged, one_sentence, part, run, weights
-from tests.evaluation.test_retrieval import naive_among_pairs
+from tests.evaluation.test_retrieval import naive
 from tests.stages.small_runs import evaluation, kill_when, same_training
 
 from diffcap.checkpoints.loading import build_pretraining, load
@@ -152,7 +152,7 @@ def test_retrieval_on_the_test_split_is_that_of_a_loop_over_its_change_pairs(
     with torch.no_grad():
         of_pairs = model.encode_pairs(batch["before"], batch["after"])
         of_texts = model.words(batch["texts"])
-    expected = naive_among_pairs(of_pairs, of_texts, batch["text_pair_number"].tolist())
+    expected = naive(of_pairs, of_texts, batch["text_pair_number"].tolist(), "pairs")
     assert {name: retrieved["retrieval"][name] for name in expected} == pytest.approx(expected)
     protocol = retrieved["protocol"]
     assert (protocol["pairs"], protocol["captions"]) == (len(pairs), len(batch["texts"]))
