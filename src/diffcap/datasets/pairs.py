@@ -109,17 +109,14 @@ def read(folder: Path) -> list[ChangePair]:
 
 def _make_pairs(rows: Sequence[PlacedRow], table_file: Path) -> list[ChangePair]:
     """Make the pairs of the rows of `table_file`, which are (place, values); draw the splits if no row has one."""
-    pairs: list[ChangePair] = []
-    unsplit_line = ""  # place of the first line without a split
     image_paths = [[_check_image_path(row.get(key), key, place) for key in ("before", "after")] for place, row in rows]
-    for (place, row), (before, after), default_id in zip(rows, image_paths, make_default_ids(image_paths)):
-        pair = _make_pair(row, place, before, after, default_id)
-        unsplit_line = unsplit_line or ("" if pair.split else place)
-        pairs.append(pair)
-    if not unsplit_line:
+    values = zip(rows, image_paths, make_default_ids(image_paths))
+    pairs = [_make_pair(row, place, before, after, id) for (place, row), (before, after), id in values]
+    unsplit = [place for (place, _), pair in zip(rows, pairs) if not pair.split]
+    if not unsplit:
         return pairs
-    if any(pair.split for pair in pairs):
-        raise DiffcapError(f'{unsplit_line}: no "split", while other lines have one; give it on every line or on none.')
+    if len(unsplit) < len(pairs):
+        raise DiffcapError(f'{unsplit[0]}: no "split", while other lines have one; give it on every line or on none.')
     no_caption = next((pair for pair in pairs if not pair.captions), None)
     if no_caption:
         raise DiffcapError(

@@ -17,13 +17,12 @@ _SENTENCE_ENDS = frozenset((".", "!", "?", ";"))
 
 def split_sentences(tokens: Sequence[str]) -> list[list[str]]:
     """Split a tokenised caption after each full stop, exclamation mark, question mark and semicolon."""
-    sentences: list[list[str]] = []
-    start = 0
-    for end, token in enumerate(tokens, 1):
-        if token in _SENTENCE_ENDS or end == len(tokens):
-            sentences.append(list(tokens[start:end]))
-            start = end
-    return sentences
+    sentences: list[list[str]] = [[]]
+    for token in tokens:
+        sentences[-1].append(token)
+        if token in _SENTENCE_ENDS:
+            sentences.append([])
+    return [sentence for sentence in sentences if sentence]
 
 
 class TagCache:
@@ -70,7 +69,7 @@ def tag_sentences(
     tagger: str = "english",
     cache_file: str | Path | None = None,
     workers: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, list[str]]:
     """Tag tokenised sentences with a Stanza tagger. Returns sentence -> UPOS tags, one per word.
 
@@ -91,8 +90,7 @@ def tag_sentences(
     chunks = [distinct_sentences[start : start + CHUNK_SIZE] for start in range(0, num_sentences, CHUNK_SIZE)]
     untagged_chunks = [chunk for chunk in chunks if any(sentence not in tag_cache.tags for sentence in chunk)]
     num_done = num_sentences - sum(map(len, untagged_chunks))
-    if progress:
-        progress(num_done, num_sentences)
+    progress(num_done, num_sentences)
     workers = workers or (1 if torch.cuda.is_available() else available_cores())
     if len(untagged_chunks) <= 3:  # starting processes takes as long as tagging thousands of sentences
         workers = 1
@@ -101,8 +99,7 @@ def tag_sentences(
         tagged_sentences = zip(chunk, tags)
         tag_cache.add([(sentence, upos) for sentence, upos in tagged_sentences if sentence not in tag_cache.tags])
         num_done += len(chunk)
-        if progress:
-            progress(num_done, num_sentences)
+        progress(num_done, num_sentences)
     _pipelines.clear()  # frees their memory
     return {sentence: tag_cache.tags[sentence] for sentence in distinct_sentences}
 
