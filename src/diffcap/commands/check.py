@@ -238,7 +238,7 @@ def _encode(path: Path | None, box: Sequence[float] | None) -> str | None:
 
     with suppress(DiffcapError):
         if path:
-            image = read_image(path).image
+            image = read_image(path, shrink=False).image
             frame = min(_FRAME[0], image.width), min(_FRAME[1], image.height)
             return encode_webp(fit_image(image, frame, box), quality=80)
     return None
