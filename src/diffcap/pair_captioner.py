@@ -292,15 +292,13 @@ class PairCaptioner:
         backbone_images = zip(*(model_input.images for model_input in inputs))
         for backbone, metadata, pairs in zip(self._backbones, self._feature_metadata, backbone_images):
             if metadata["shape"] is None:
-                device_pairs = [pair.to(self.device, torch.uint8) for pair in pairs]
-                features.append(([pair[0] for pair in device_pairs], [pair[1] for pair in device_pairs]))
+                device_pairs = (pair.to(self.device, torch.uint8) for pair in pairs)
+                features.append([list(side) for side in zip(*device_pairs)])
                 continue
             images = torch.stack(pairs, 1).to(self.device)  # (2, B, 3, H, W)
             features.append(compute_features(backbone, images.flatten(0, 1), metadata).chunk(2))
-        if len(self._feature_index) == 1:
-            return features[0]
-        member_features = [features[index] for index in self._feature_index]
-        return [before for before, _ in member_features], [after for _, after in member_features]
+        before, after = zip(*(features[index] for index in self._feature_index))
+        return (before[0], after[0]) if len(before) == 1 else (list(before), list(after))
 
     @torch.no_grad()
     def _generate(

@@ -14,7 +14,7 @@ from diffcap.experiment import AXES, Experiment, read_variables
 from diffcap.pipeline import check_extra, check_used
 from diffcap.registry import Ablation
 from diffcap.run_folder import EVAL, FINETUNE, PRETRAIN, PRETRAIN_EXTRA
-from diffcap.runner import Job, in_parallel, make, parse_seeds, run_job, write_report
+from diffcap.runner import Job, Variables, in_parallel, make, parse_seeds, run_job, write_report
 from diffcap.stages import STAGES, Need, is_made, needed_by, record_path
 from diffcap.utils.console import echo, parse_shard
 from diffcap.utils.errors import DiffcapError
@@ -97,7 +97,7 @@ def benchmark(
 
 
 def read_grid(
-    path: Path, variables: dict[str, str], seeds: Sequence[int] | None = None
+    path: Path, variables: Variables, seeds: Sequence[int] | None = None
 ) -> tuple[dict[str, dict[str, list[Job]]], dict[str, list[str]]]:
     """Read the experiments of a grid. `variables` and `seeds` replace those in the file.
 
@@ -108,7 +108,7 @@ def read_grid(
     axes: dict[str, Any] = dict(content) if isinstance(content, dict) else {}
     if seeds:
         axes["seeds"] = seeds
-    entries: list[list[dict[str, str]]] = []
+    entries: list[list[Variables]] = []
     for axis, name in AXES.items():
         if not isinstance(axes.get(axis), list) or not axes[axis]:
             raise DiffcapError(f"{path}: the grid has no {axis}; give {', '.join(AXES)}, each as a list.")
@@ -150,7 +150,7 @@ def read_grid(
     return tables, remarks
 
 
-def _ablations(variables: dict[str, str]) -> Iterator[tuple[str, dict[str, str], str]]:
+def _ablations(variables: Variables) -> Iterator[tuple[str, Variables, str]]:
     """Yield (title, variables, reason) of each ablation that the variable `ablation` names. Each ablation is a row of the table.
 
     The reason says why the row is skipped; it is empty for other rows. The variable may be several names, separated by commas, or "all".

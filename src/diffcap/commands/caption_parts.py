@@ -23,6 +23,7 @@ from diffcap.utils.files import atomic_write, existing_path
 if TYPE_CHECKING:
     from diffcap.pair_captioner import PairCaptioner
 
+Rows = list[dict[str, Any]]  # of a table: column -> value
 SIDES = ("before", "after")
 ACCESS = "cannot be accessed", "check the path or URL, and that you have access to it"  # arguments of wrap_errors
 STRING_TYPES = "string", "large_string", "dictionary<values=string"  # beginnings of the names of pyarrow's types
@@ -112,7 +113,7 @@ def split(files: Sequence[TableFile], part_size: int) -> list[Part]:
     return parts
 
 
-def read_rows(part: Part) -> list[dict[str, Any]]:
+def read_rows(part: Part) -> Rows:
     """Return the rows of a part, each with "row" (its number in the table), "id", "before" and "after".
 
     Only the row groups of these rows are read. Paths of images that are relative to the table's folder become absolute.
@@ -124,7 +125,7 @@ def read_rows(part: Part) -> list[dict[str, Any]]:
         starts = [0, *accumulate(file.metadata.row_group(group).num_rows for group in row_groups)]
         first, end = bisect_right(starts, part.start) - 1, bisect_left(starts, part.start + part.size)
         groups = file.read_row_groups([*row_groups[first:end]], columns)
-        rows: list[dict[str, Any]] = groups.slice(part.start - starts[first], part.size).to_pylist()
+        rows: Rows = groups.slice(part.start - starts[first], part.size).to_pylist()
     folder = part.file.rpartition("/")[0]
     for number, row in enumerate(rows, part.row):
         for side in SIDES:
@@ -175,8 +176,8 @@ def caption_part(captioner: "PairCaptioner", job: Job, part: Part) -> tuple[int,
     torch.set_num_threads(1)  # the last digits of a probability can depend on the number of threads
     rows = read_rows(part)
     faults: dict[int, DiffcapError] = {}  # number of a row in the table -> error
-    captioned: list[dict[str, Any]] = []
-    failed: list[dict[str, Any]] = []
+    captioned: Rows = []
+    failed: Rows = []
 
     def images(pool: ThreadPoolExecutor) -> Iterator[tuple[Any, Any]]:
         sources = map_ahead(pool, fetch, (row[side] for row in rows for side in SIDES), 2 * job.batch_size)
@@ -204,7 +205,7 @@ def caption_part(captioner: "PairCaptioner", job: Job, part: Part) -> tuple[int,
     return len(captioned), len(failed)
 
 
-def _write_table(location: str, rows: list[dict[str, Any]], columns: dict[str, Any]) -> None:
+def _write_table(location: str, rows: Rows, columns: dict[str, Any]) -> None:
     content = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, pa.schema(columns)), content, compression="zstd")
     write_file(location, content.getvalue())

@@ -20,6 +20,7 @@ IMAGE_TYPES = tuple(
     ["bmp", "gif", "jpg", "jpeg", "png", "tif", "tiff", "webp", "avif", "heic", "heif", "jp2", "ppm", "pgm", "tga"]
 )
 _MAX_LISTED_IMAGES = 3  # in the note on unpaired images
+Found = tuple[list["ImagePair"], list[str]]  # pairs, and a list with a note if images are not paired
 
 
 class ImagePair(NamedTuple):
@@ -48,9 +49,8 @@ def parquet_advice(table: str) -> str:
     reader = {".csv": "csv.read_csv", ".jsonl": "json.read_json"}.get(path.suffix.lower())
     if reader is None:
         return "give a .parquet file with the columns before and after"
-    modules = f"import pyarrow.{reader.partition('.')[0]}, pyarrow.parquet"
-    written = f"pyarrow.parquet.write_table(pyarrow.{reader}({table!r}), {str(path.with_suffix('.parquet'))!r})"
-    return f'make one: python -c "{modules}; {written}"'
+    out = str(path.with_suffix(".parquet"))
+    return f'make one: python -c "from pyarrow import csv, json, parquet; parquet.write_table({reader}({table!r}), {out!r})"'
 
 
 def table_paths(path: Path) -> list[Path]:
@@ -58,7 +58,7 @@ def table_paths(path: Path) -> list[Path]:
     return [path / f"pairs{ending}" for ending in TABLE_SUFFIXES] if path.is_dir() else [path]
 
 
-def find_pairs(before: str, after: str | None = None) -> tuple[list[ImagePair], list[str]]:
+def find_pairs(before: str, after: str | None = None) -> Found:
     """Find the image pairs that one or two arguments name.
 
     | arguments | pairs |
@@ -115,7 +115,7 @@ def _natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
 
 def _make_pairs(
     matches: Iterable[tuple[str, Sequence[Path], Sequence[Path]]], all_files: Iterable[Sequence[Path]]
-) -> tuple[list[ImagePair], list[str]]:
+) -> Found:
     """Make a pair of each match (id, before files, after files), which must have one file of each. Also return notes on unpaired files."""
     pairs = []
     for id, before_files, after_files in matches:
@@ -134,7 +134,7 @@ def _make_pairs(
     return pairs, [f"{count} ignored: {', '.join(unpaired[:_MAX_LISTED_IMAGES])}{more}."]
 
 
-def _pairs_of_folders(before: Path, after: Path) -> tuple[list[ImagePair], list[str]]:
+def _pairs_of_folders(before: Path, after: Path) -> Found:
     before_files, after_files = _image_files(before), _image_files(after)
     matches = [(name, files, after_files[name]) for name, files in before_files.items() if name in after_files]
     if not matches:
@@ -144,7 +144,7 @@ def _pairs_of_folders(before: Path, after: Path) -> tuple[list[ImagePair], list[
     return _make_pairs(matches, [*before_files.values(), *after_files.values()])
 
 
-def _pairs_in_folder(folder: Path) -> tuple[list[ImagePair], list[str]]:
+def _pairs_in_folder(folder: Path) -> Found:
     for table in table_paths(folder):
         if table.is_file():
             return _pairs_in_table(table), []

@@ -67,7 +67,7 @@ def merge_tiles(captions: Iterable[TileCaption]) -> list[Change]:
 def to_lon_lat(scene: Scene, points: Points) -> Points:
     """Convert points (n, 2) from pixels (column, row) to longitude and latitude."""
     pixel_to_map = np.reshape(scene.transform, (3, 3))
-    x, y = (pixel_to_map @ np.column_stack([points, np.ones(len(points))]).T)[:2]
+    x, y = pixel_to_map[:2, :2] @ points.T + pixel_to_map[:2, 2:]
     try:
         longitudes, latitudes = rasterio.warp.transform(scene.crs, WGS84, x, y)
     except Exception as error:  # PROJ's errors have many types
@@ -92,8 +92,7 @@ def find_position(change: Change, scene: Scene, digits: int) -> list[float] | No
     if scene.crs is None:
         return None
     point = shapely.get_coordinates(change.polygon.representative_point())
-    position: list[float] = to_lon_lat(scene, point)[0].round(digits).tolist()
-    return position
+    return list(to_lon_lat(scene, point)[0].round(digits).tolist())
 
 
 def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata: Mapping[str, Any]) -> None:
