@@ -8,6 +8,7 @@ from diffcap.evaluation.tables import further_tables, print_table
 from diffcap.records import write_json, write_text
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.table import escape_markdown
 
 if TYPE_CHECKING:
     from diffcap.report.gather import Results
@@ -125,7 +126,9 @@ def report(
     for name, seed_runs in results.runs.items():
         for run in seed_runs:
             further += further_tables(run.metrics, f"{name}: ")
-    markdown += "".join(f"\n{further_table.title}\n\n{further_table.markdown()}\n" for further_table in further)
+    for further_table in further:
+        caption = escape_markdown(f"{further_table.title}, {further_table.note}")
+        markdown += f"\n{caption}\n\n{further_table.markdown()}\n"
     write_text(report_folder / "table.md", markdown)
     if problems := results.masks.problems:  # path of a mask that cannot be used -> reason
         masks_are = "masks are" if len(problems) > 1 else "mask is"

@@ -164,14 +164,6 @@ def compare(
         "groups": group -> metric -> the result of `compare_scores`.
         "wins": group -> {"b", "a", "tie"}: the numbers of pairs for which b, a or neither has the higher CIDEr-D.
         "scores": id -> [CIDEr-D of a, CIDEr-D of b], with the document frequencies of all pairs.
-
-    Example:
-        >>> references = {"1": ["the cube moved"], "2": ["nothing changed"], "3": ["a ball appeared"]}
-        >>> a = {"1": "the cube moved", "2": "a cube moved", "3": "the cube moved"}
-        >>> b = {"1": "the cube moved", "2": "nothing changed", "3": "a cube appeared"}
-        >>> result = compare(a, b, references, {"total": ["1", "2", "3"]}, "raw", ["ROUGE-L"], samples=100)
-        >>> result["wins"]["total"]
-        {'b': 2, 'a': 0, 'tie': 1}
     """
     unavailable = unavailable_metrics(metrics)
     available = [name for name in metrics if name not in unavailable]

@@ -53,12 +53,7 @@ def bleu_of_sums(sums: Array) -> Array:
 
 
 def rouge_l(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, float]:
-    """Compute ROUGE-L of each pair: the F score (beta = 1.2) of the longest common subsequence, a fraction.
-
-    Example:
-        >>> round(rouge_l({"1": "the red cube moved"}, {"1": ["the cube moved", "nothing moved"]})["1"], 4)
-        0.8798
-    """
+    """Compute ROUGE-L of each pair: the F score (beta = 1.2) of the longest common subsequence, a fraction."""
     from pycocoevalcap.rouge.rouge import Rouge
 
     rouge = Rouge()

@@ -102,10 +102,6 @@ def word_kinds(words: Sequence[str]) -> list[str]:
 
     "size", "color", "material" and "shape" are attributes of the first object, "other object" is an attribute of another object. "change"
     is a key word of a change type, "new value" is the last word of a caption if this is the changed object's new color or material.
-
-    Example:
-        >>> word_kinds("the red cube behind the ball moved".split())
-        ['other', 'color', 'shape', 'other', 'other', 'other object', 'change']
     """
     plain_words = [re.sub(r"[^a-z]", "", word.lower()) for word in words]
     all_key_words = set().union(*_KEY_WORDS.values())
