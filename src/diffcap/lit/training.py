@@ -18,6 +18,7 @@ from diffcap.data.datamodules import FeatureData
 from diffcap.lit.schedules import Schedule, in_steps, make_lr_lambda
 from diffcap.losses.gather import detached_sum_over_ranks
 from diffcap.models.captioner import Batch
+from diffcap.records import JsonDict
 from diffcap.utils.errors import DiffcapError
 
 MatmulPrecision = Literal["highest", "high", "medium"]
@@ -171,11 +172,11 @@ class TrainingModule(pl.LightningModule):
             # The progress bar does not show the scores, because a line with the scores x 100 is printed after each validation.
             self.log_dict({f"val/{name}": float(value) for name, value in scores.items()}, rank_zero_only=False)
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> JsonDict:
         """Return extra items of the checkpoint's entry "diffcap"; subclasses override it."""
         return {}
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint: JsonDict) -> None:
         """Add the entry "diffcap", which has what is needed besides the weights to use the checkpoint without other files."""
         data = self.feature_data
         checkpoint["diffcap"] = {
@@ -194,7 +195,7 @@ class TrainingModule(pl.LightningModule):
             **self.metadata(),
         }
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint: JsonDict) -> None:
         """Restore the training time."""
         self.train_seconds = checkpoint["diffcap"]["train_seconds"]
 

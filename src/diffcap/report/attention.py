@@ -19,7 +19,7 @@ from diffcap.evaluation.slots import WORD_KINDS, word_kinds
 from diffcap.features.store import FeatureStore
 from diffcap.models.captioner import Captioner
 from diffcap.records import ChangePair, JsonDict
-from diffcap.report.drawing import ImageSizes, Masks
+from diffcap.report.drawing import ImageSizes, Masks, Pairs
 from diffcap.report.heatmaps import Array, scale_attention, strongest_matches
 from diffcap.report.table import ALL_WORDS
 from diffcap.utils.errors import DiffcapError
@@ -36,7 +36,7 @@ class NoAttentionError(DiffcapError):
 
 
 def iter_attention(
-    checkpoints: Sequence[Path], dataset_folder: Path, pairs: Sequence[ChangePair], captions: Mapping[str, str]
+    checkpoints: Sequence[Path], dataset_folder: Path, pairs: Pairs, captions: Mapping[str, str]
 ) -> Iterator[tuple[ChangePair, AttentionMaps]]:
     """Yield each pair with the attention maps of its caption, or raise a `NoAttentionError` if the run has none.
 
@@ -144,7 +144,7 @@ def iter_word_attention(maps: AttentionMaps, regions: Mapping[str, Array]) -> It
 def collect_attention(
     checkpoints: Sequence[Path],
     dataset_folder: Path,
-    pairs: Sequence[ChangePair],
+    pairs: Pairs,
     captions: Mapping[str, str],
     localisation_ids: Sequence[str],
     sizes: ImageSizes,

@@ -23,7 +23,7 @@ from diffcap.records import (
     write_json,
     write_text,
 )
-from diffcap.report.rows import Run, default_protocol, mean_row, read_run, run_row
+from diffcap.report.rows import Groups, Run, default_protocol, mean_row, read_run, run_row
 from diffcap.report.table import system_table, type_table, with_weightless_note
 from diffcap.run_folder import GROUPS, REFERENCES, UNSCORED, find_evaluation
 from diffcap.utils.console import echo, print_json
@@ -232,7 +232,7 @@ def pairs_of(run: ScoredRun, dataset_folder: str | Path) -> list[ChangePair]:
 
 
 def largest_differences(
-    scores: Mapping[str, Sequence[float]], a: ScoredRun, b: ScoredRun, groups: Mapping[str, Sequence[str]], count: int
+    scores: Mapping[str, Sequence[float]], a: ScoredRun, b: ScoredRun, groups: Groups, count: int
 ) -> list[JsonDict]:
     """Describe the pairs whose `scores` (id -> CIDEr-D of A and B) differ most. The entry "group" is the smallest group of the pair."""
     smallest_groups: dict[str, str] = {}  # id -> group

@@ -24,7 +24,7 @@ from diffcap.report import drawing, rows
 from diffcap.report.attention import NoAttentionError, collect_attention, extreme_pairs
 from diffcap.report.charts import read_curves
 from diffcap.report.page import Page, System
-from diffcap.report.rows import Row, Run
+from diffcap.report.rows import Captions, Row, Run
 from diffcap.report.table import decoding_text, zero_shot_text
 from diffcap.run_folder import training_lineage
 from diffcap.utils.provenance import provenance
@@ -41,7 +41,7 @@ class Results:
     dataset_folder: Path  # contains the features
     pairs: Sequence[ChangePair]  # the scored pairs
     runs: Mapping[str, Sequence[Run]]  # system -> one run per seed; the page shows captions and maps of the first run
-    captions: Mapping[str, Sequence[Mapping[str, str]]]  # system -> for each seed, id -> caption
+    captions: Mapping[str, Sequence[Captions]]  # system -> for each seed, id -> caption
     rows: Mapping[str, Row]  # system -> mean over the seeds
     seed_rows: Mapping[str, Sequence[Row]]  # system -> row of each seed; without baselines
     protocol: JsonDict  # how the scores were computed: "dataset", "split", "tokenizer", ...
@@ -100,7 +100,7 @@ def collect_results(
     id_protocols = {name: entry["id_tokens"]["protocol"] for name, entry in contents.items() if "id_tokens" in entry}
     entries = {**_describe_runs(runs, dataset, references), "files": list(caption_files), "remark": remark}
     entries["id_tokens"] = id_protocols
-    captions: dict[str, list[Mapping[str, str]]] = {name: [by_id] for name, by_id in baselines.items()}
+    captions: dict[str, list[Captions]] = {name: [by_id] for name, by_id in baselines.items()}
     captions |= {name: [run.predictions for run in seed_runs] for name, seed_runs in runs.items()}
     return Results(
         dataset=dataset,

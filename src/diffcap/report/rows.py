@@ -26,6 +26,8 @@ from diffcap.run_folder import (
 )
 from diffcap.utils.errors import DiffcapError, wrap_errors
 
+Captions = Mapping[str, str]  # id of a pair -> caption
+Groups = Mapping[str, Sequence[str]]  # name of a group of pairs -> ids
 Row = JsonDict  # scores of one system; `score_row` describes the keys
 _IOU_KEY = "viewpoint_iou"  # in `extra` of a pair: 1 if both images have the same camera position, less if not
 _BIN_GROUPS = ("total", "semantic", "distractor")  # all pairs, pairs with a change, pairs without
@@ -124,7 +126,7 @@ def default_protocol(dataset: Dataset, split: str) -> JsonDict:
     }
 
 
-def score_row(result: JsonDict, predictions: Mapping[str, str], pairs: Sequence[ChangePair]) -> Row:
+def score_row(result: JsonDict, predictions: Captions, pairs: Sequence[ChangePair]) -> Row:
     """Make a row from the result of `protocols.evaluate`. A group ("total", "color") is a set of pairs that are scored as one corpus.
 
     Returns:
@@ -140,9 +142,7 @@ def score_row(result: JsonDict, predictions: Mapping[str, str], pairs: Sequence[
     return row
 
 
-def type_accuracy(
-    predictions: Mapping[str, str], pairs: Sequence[ChangePair], groups: Mapping[str, Sequence[str]]
-) -> dict[str, float]:
+def type_accuracy(predictions: Captions, pairs: Sequence[ChangePair], groups: Groups) -> dict[str, float]:
     """Compute the accuracy of the change type in each group (name -> ids)."""
     by_id = {pair.id: pair for pair in pairs}
     return {name: slot_accuracy(predictions, [by_id[id] for id in ids])["type"] for name, ids in groups.items()}
@@ -205,7 +205,7 @@ def quantile_bins(pairs: Sequence[ChangePair], num_bins: int) -> list[list[Chang
 
 
 def viewpoint_scores(
-    systems: Mapping[str, Sequence[Mapping[str, str]]], bins: Sequence[Sequence[ChangePair]], tokenizer: Tokenizer
+    systems: Mapping[str, Sequence[Captions]], bins: Sequence[Sequence[ChangePair]], tokenizer: Tokenizer
 ) -> JsonDict:
     """Compute the content of `viewpoint.json`. Each bin, with IoU from "low" to "high", is a corpus with separate document frequencies.
 
