@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from diffcap.datasets.no_change import is_no_change
 from diffcap.evaluation.tables import print_table
-from diffcap.records import SPLITS, ChangePair, read_dataset, write_text
+from diffcap.records import SPLITS, ChangePair, JsonDict, read_dataset, write_text
 from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.image_io import read_image
@@ -67,7 +66,7 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
     )
 
 
-def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[JsonDict], list[str]]:
     """Compare the change flag of each pair (`is_distractor`) with its captions, its mask and its images.
 
     Returns:
@@ -80,7 +79,7 @@ def find_contradictions(pairs: Sequence[ChangePair], root: Path) -> tuple[list[d
         raise DiffcapError(
             f"{root}: the dataset does not mark the pairs without change, so that there is nothing to compare; audit another one."
         )
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonDict] = []
     num_without = Counter[str]()  # what a pair lacks, such as "a mask" -> number of pairs that lack it
     released_flag = (
         "a flag in the dataset's files; it is derived from the captions, so that only captions that disagree are found"

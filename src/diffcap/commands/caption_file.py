@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffcap.commands.pairs import ImagePair
-from diffcap.records import read_json, write_json
+from diffcap.records import JsonDict, read_json, write_json
 from diffcap.utils.errors import DiffcapError, printable
 from diffcap.utils.files import add_filename, atomic_write
 
@@ -117,7 +117,7 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
         with atomic_write(self.path) as temporary:
             temporary.write_bytes(b"".join(line + b"\n" for line in [*header, *rows]))
 
-    def append(self, row: dict[str, Any]) -> None:
+    def append(self, row: JsonDict) -> None:
         """Append a row if the file has none of this pair. The row has the caption as "text", or an error message as "error"."""
         if _key(row["id"]) in self._rows:
             return
@@ -136,12 +136,12 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
             self._file.flush()
         self._rows[_key(row["id"])] = _Row(encoded, "error" in row)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[JsonDict]:
         """Return the rows with a caption, in the order of the pairs. Values of a CSV file are strings."""
         keys = sorted(self._rows, key=self._index_by_key.__getitem__)
         return [self._parse(self._rows[key].line) for key in keys if not self._rows[key].is_error]
 
-    def _parse(self, line: bytes) -> dict[str, Any]:
+    def _parse(self, line: bytes) -> JsonDict:
         if not self._is_csv:
             return dict(json.loads(line))
         (cells,) = csv.reader([line.decode()], strict=True)

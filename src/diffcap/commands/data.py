@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from diffcap.datasets import describe, read_pairs
 from diffcap.datasets.images import Ranges, check_images, with_ranges, write_fitted
 from diffcap.datasets.registry import OWN_READER, datasets, get_dataset
 from diffcap.evaluation.tables import print_table
 from diffcap.fetching.sources import FetchSettings
-from diffcap.records import SPLITS, ChangePair, Dataset, read_json, read_manifest, write_dataset, write_text
+from diffcap.records import SPLITS, ChangePair, Dataset, JsonDict, read_json, read_manifest, write_dataset, write_text
 from diffcap.registry import import_object
 from diffcap.text.vocabulary import build_vocabulary, write_vocabulary
 from diffcap.utils.console import echo
@@ -63,7 +63,7 @@ def prepare(
     with _lock_folder(folder):
         spec = get_dataset(dataset)
         render_options = {"pairs": pairs, "seed": seed, "jitter": jitter}
-        settings: dict[str, Any] = {key: value for key, value in render_options.items() if value is not None}
+        settings: JsonDict = {key: value for key, value in render_options.items() if value is not None}
         gone_images: frozenset[str] = frozenset()  # paths of images that no longer exist on the web
         if fit != "stretch" and spec.reader != OWN_READER:
             raise DiffcapError(f"--fit {fit} is for your own pairs; the images of {dataset} are used as published.")
@@ -97,7 +97,7 @@ def prepare(
                 fitted_folder = folder / "fitted"
                 records, ranges = write_fitted(records, root, fitted_folder, fit, strict), {}
                 root = fitted_folder
-        options: dict[str, Any] = {"missing": missing, "check": check}
+        options: JsonDict = {"missing": missing, "check": check}
         options |= {"augmented": True} if augmented else {}
         options |= {"fit": fit, "strict": strict} if fit != "stretch" else {}
         notes = {  # entries of dataset.json
@@ -237,7 +237,7 @@ def _print_counts(dataset: Dataset, folder: Path) -> None:
     )
 
 
-def _remarks(info: dict[str, Any]) -> list[str]:
+def _remarks(info: JsonDict) -> list[str]:
     """Return lines on `info`, the content of dataset.json: its counts compared with the official ones, duplicates, notes and warnings."""
     lines = []
     official = info["official"]  # "state" (whole or part), "splits" (split -> (number, official number)), ...; or None

@@ -12,7 +12,7 @@ from diffcap.evaluation.further import choose_metrics
 from diffcap.evaluation.protocols import dataset_protocol, evaluate
 from diffcap.evaluation.remote_sensing import WordIdScoring, word_id_protocol, word_id_scoring
 from diffcap.evaluation.tables import print_scores
-from diffcap.records import ChangePair, file_hash, read_dataset, take_changes
+from diffcap.records import ChangePair, JsonDict, file_hash, read_dataset, take_changes
 from diffcap.utils.console import echo, print_json
 from diffcap.utils.errors import DiffcapError
 
@@ -82,7 +82,7 @@ def score(
 
 def _score_split(
     predictions: Path, scoring: Mapping[str, Any], folder: Path, dataset_name: str | None, split: str, protocol: str
-) -> dict[str, Any]:
+) -> JsonDict:
     dataset = read_dataset(folder)
     if dataset_name is not None and dataset.name != dataset_name:
         raise DiffcapError(f"{folder}: holds {dataset.name}, not {dataset_name}; give its own --dataset or --folder.")
@@ -106,10 +106,10 @@ def _score_split(
         id_scoring = WordIdScoring(id_protocol.no_change, accuracy_only=id_protocol.accuracy_only)
     elif id_protocol:
         id_scoring = word_id_scoring(id_protocol, dataset.pairs)
-    options: dict[str, Any] = {"protocol": protocol_entries, "provenance": provenance, "id_scoring": id_scoring}
+    options: JsonDict = {"protocol": protocol_entries, "provenance": provenance, "id_scoring": id_scoring}
     return evaluate(captions, scored_pairs, **scoring, **options)
 
 
-def _provenance(**files: Path) -> dict[str, Any]:
+def _provenance(**files: Path) -> JsonDict:
     hashed_files = {name: {"file": str(path), "sha256": file_hash(path)} for name, path in files.items()}
     return {"diffcap": __version__, **hashed_files}

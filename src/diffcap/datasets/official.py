@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from diffcap.records import SPLITS, ChangePair, is_blank
+from diffcap.records import SPLITS, ChangePair, JsonDict, is_blank
 from diffcap.utils.errors import DiffcapError
 
 
@@ -48,7 +48,7 @@ OFFICIAL = {
 
 def compare_sizes(
     dataset: str, pairs: Sequence[ChangePair], folder: Path, has_skipped_pairs: bool = False
-) -> dict[str, Any] | None:
+) -> JsonDict | None:
     """Compare the sizes of a dataset's splits with the official sizes. Return None if no official sizes are known.
 
     A folder is "whole" if every split has its official size, and a "part" if a split is smaller and none is larger. In a whole dataset, the
@@ -92,12 +92,12 @@ def compare_sizes(
                 f"{folder}: has {num_in_folder:,} {noun}, the official {dataset} {num_official:,}; take the files from the authors' "
                 "release."
             )
-    result: dict[str, Any] = {"state": "whole" if is_whole else "part", "unit": sizes.unit}
+    result: JsonDict = {"state": "whole" if is_whole else "part", "unit": sizes.unit}
     result["splits"] = {split: [num_found[split], number] for split, number in zip(SPLITS, sizes.num_units)}
     return {**result, "total": [num_found.total(), total_units]} if sizes.total_units else result
 
 
-def count_repetitions(pairs: Sequence[ChangePair]) -> dict[str, Any]:
+def count_repetitions(pairs: Sequence[ChangePair]) -> JsonDict:
     """Count the distinct pairs of images of each split, those in more than one split, captions that a pair repeats, and blank captions."""
     splits_of_images: dict[tuple[str, str | None], set[str]] = {}
     for pair in pairs:

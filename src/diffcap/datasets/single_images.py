@@ -15,11 +15,10 @@ order in the files. An argument `place`, such as "train.json, line 3", tells err
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from diffcap.datasets import checks
 from diffcap.datasets.official import OFFICIAL
-from diffcap.records import SPLITS, ChangePair, read_json_lines
+from diffcap.records import SPLITS, ChangePair, JsonDict, read_json_lines
 from diffcap.utils.errors import DiffcapError
 
 _CUB_CAPTION_FOLDERS = ("text_c10", "cvpr2016_cub/text_c10", "CUB_200_2011/text_c10")
@@ -130,7 +129,7 @@ def read_nabirds(folder: Path) -> list[ChangePair]:
     records = []
     for image, path in path_of_image.items():
         label = label_of_image[image]
-        extra: dict[str, Any] = {"class": class_of_label[label], "species": name_of_image[image]}
+        extra: JsonDict = {"class": class_of_label[label], "species": name_of_image[image]}
         if image in size_of_image:
             extra["size"] = list(map(int, size_of_image[image].split()))
         split = "train" if split_flag_of_image[image] == "1" else "test"
@@ -170,7 +169,7 @@ def _read_nabirds_lines(folder: Path) -> list[ChangePair]:
     return list(record_of_image.values())
 
 
-def _read_rows(folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _read_rows(folder: Path) -> Iterator[tuple[str, str, JsonDict]]:
     """Yield (split, "<path>, line <number>", object) for every line. The files of val and test are optional."""
     for split in SPLITS:
         lines_file = _lines_file(folder, split)
@@ -182,7 +181,7 @@ def _lines_file(folder: Path, split: str) -> Path:
     return checks.find_file(folder, f"{split}.json", f"{split}.jsonl")
 
 
-def _image_id(row: dict[str, Any], key: str, place: str) -> str:
+def _image_id(row: JsonDict, key: str, place: str) -> str:
     """Return the id of an image: its name without extension."""
     value = checks.get_text(row, key, place)
     checks.check_relative_path(value, place)

@@ -10,7 +10,7 @@ from diffcap.evaluation.captions import ALL_METRICS, Tokenizer, score_together, 
 from diffcap.evaluation.remote_sensing import S_M_METRICS, WordIdScoring, accuracies, id_text
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tables import caption_notes
-from diffcap.records import ChangePair
+from diffcap.records import ChangePair, JsonDict
 from diffcap.text.characters import split_characters, uses_characters
 
 # The change types in the order of the papers' tables; other change types follow in alphabetical order.
@@ -61,7 +61,7 @@ def evaluate(
     metrics: Sequence[str] = ALL_METRICS,
     further: Callable[..., Any] | None = None,
     **options: Any,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Score one system's captions of a split; arguments and result as in `evaluate_systems`. `further` adds an entry of its result."""
     result = evaluate_systems({"": predictions}, pairs, tokenizer, metrics, **options)[""]
     if further:
@@ -78,7 +78,7 @@ def evaluate_systems(
     protocol: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
     id_scoring: WordIdScoring | None = None,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, JsonDict]:
     """Score the captions of a split in all groups, for several systems (captioners) at once, because every call starts Java programs.
 
     Args:
@@ -139,9 +139,9 @@ def evaluate_systems(
     computed = [metric for metric in ALL_METRICS if metric in metrics and metric not in unavailable]
     counts = {group: len(ids) for group, ids in groups.items()}
     has_object_labels = any("changed" in pair.extra for pair in pairs)
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, JsonDict] = {}
     for name, captions in systems.items():
-        result: dict[str, Any] = {
+        result: JsonDict = {
             "protocol": {**(protocol or {}), "tokenizer": tokenizer, "metrics": computed, "pairs": counts},
             "groups": scores[name, "text"],
         }

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diffcap.features.preprocessing import ResizeOnly, load_image
-from diffcap.records import read_json, read_root
+from diffcap.records import JsonDict, read_json, read_root
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
 
@@ -58,7 +58,7 @@ RowNumbers = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
+def read_meta(folder: Path) -> JsonDict:
     """Return the content of `meta.json`."""
     remedy = f"delete {folder} if it exists, and write it with {extract_command(folder, {})}"
     meta = read_json(folder / "meta.json", "feature store", remedy)
@@ -155,7 +155,7 @@ def read_content(file: Path) -> bytes:
 class FeatureStore(ABC):
     """Reads a complete store. `FeatureStore.open` returns the object; `StoreWriter` writes the store's files."""
 
-    def __init__(self, folder: Path, meta: dict[str, Any], paths: list[str]) -> None:
+    def __init__(self, folder: Path, meta: JsonDict, paths: list[str]) -> None:
         self.folder = folder
         self.meta = meta  # content of `meta.json`
         self._paths = paths
@@ -218,7 +218,7 @@ class FeatureStore(ABC):
 class _ArrayStore(FeatureStore):
     """A store with an array, which is memory-mapped. A row is compared with its checksum when it is read for the first time."""
 
-    def __init__(self, folder: Path, meta: dict[str, Any], paths: list[str]) -> None:
+    def __init__(self, folder: Path, meta: JsonDict, paths: list[str]) -> None:
         super().__init__(folder, meta, paths)
         is_done = read_done_rows(folder, len(paths))
         if not (folder / COMPLETE_FILE).is_file():
@@ -258,7 +258,7 @@ class _ArrayStore(FeatureStore):
 class _ImageFileStore(FeatureStore):
     """A store without an array: pixels are decoded and resized each time they are read."""
 
-    def __init__(self, folder: Path, meta: dict[str, Any], paths: list[str], stamps: list[str]) -> None:
+    def __init__(self, folder: Path, meta: JsonDict, paths: list[str], stamps: list[str]) -> None:
         super().__init__(folder, meta, paths)
         if not (folder / COMPLETE_FILE).is_file():
             raise self._incomplete_error("the image files have changed, or were not all read")

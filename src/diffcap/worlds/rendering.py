@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from diffcap.records import SPLITS, read_json, write_json, write_text
+from diffcap.records import SPLITS, JsonDict, read_json, write_json, write_text
 from diffcap.utils.cores import available_cores, map_on_processes
 from diffcap.utils.errors import DiffcapError
 
@@ -25,10 +25,10 @@ PARTS_FOLDER = ".parts"  # has a JSON file of metadata for each written chunk; d
 _MIN_SCENES_PER_WORKER = 160  # for fewer scenes, starting another process takes longer than rendering
 
 # A function (folder, settings, index of a chunk's first scene) that writes the images and returns the metadata of each scene.
-WriteChunk = Callable[[Path, dict[str, Any], int], list[dict[str, Any]]]
+WriteChunk = Callable[[Path, JsonDict, int], list[JsonDict]]
 
 
-def claim_folder(folder: Path, settings: dict[str, Any], last_files: tuple[str, ...], dataset: str) -> bool:
+def claim_folder(folder: Path, settings: JsonDict, last_files: tuple[str, ...], dataset: str) -> bool:
     """Check that a folder can be used. If it is new, write the settings (JSON values, which determine all files) into it.
 
     `last_files` are names of files that are written after all images. Return True if the folder's dataset is already finished.
@@ -51,7 +51,7 @@ def claim_folder(folder: Path, settings: dict[str, Any], last_files: tuple[str, 
 
 @contextmanager
 def render_chunks(
-    write_chunk: WriteChunk, folder: Path, settings: dict[str, Any], num_scenes: int, num_workers: int | None, unit: str
+    write_chunk: WriteChunk, folder: Path, settings: JsonDict, num_scenes: int, num_workers: int | None, unit: str
 ) -> Iterator[list[Any]]:
     """Write all missing chunks, and yield the metadata of all scenes. `unit` is what the progress bar calls scenes, such as "pairs"."""
     from diffcap.utils.progress import progress_bar
@@ -69,9 +69,7 @@ def render_chunks(
     shutil.rmtree(parts_folder, ignore_errors=True)
 
 
-def _write_chunk_file(
-    write_chunk: WriteChunk, folder: Path, settings: dict[str, Any], start: int, chunk_file: Path
-) -> None:
+def _write_chunk_file(write_chunk: WriteChunk, folder: Path, settings: JsonDict, start: int, chunk_file: Path) -> None:
     # When this array is freed, glibc begins to keep freed blocks of up to 30 MB. Otherwise, allocations take a quarter of the time.
     np.empty(30 * 2**20, np.uint8)
     write_text(chunk_file, json.dumps(write_chunk(folder, settings, start)))

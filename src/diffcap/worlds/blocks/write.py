@@ -12,11 +12,10 @@ Its pairs are (before, after) and (before, distractor). `blocks.json` has the fo
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from diffcap.records import write_json
+from diffcap.records import JsonDict, write_json
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.blocks.captions import words_of_slots, write_captions
 from diffcap.worlds.blocks.geometry import COLORS, MATERIALS
@@ -67,7 +66,7 @@ def write_blocks(
         write_json(folder / "splits.json", sample_splits(triples_of_type, f"blocks splits {seed}", round))
 
 
-def _write_chunk(folder: Path, settings: dict[str, Any], start: int) -> list[dict[str, Any]]:
+def _write_chunk(folder: Path, settings: JsonDict, start: int) -> list[JsonDict]:
     """Write the images of `CHUNK` triples. Return the metadata of each: captions of both pairs, entry of `scenes.json`."""
     indices = range(start, start + CHUNK)  # the last chunk can have too many triples, which are cut off below
     triples = sample_triples(indices, settings["seed"], settings["jitter"])

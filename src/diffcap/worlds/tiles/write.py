@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 
-from diffcap.records import SPLITS, write_text
+from diffcap.records import SPLITS, JsonDict, write_text
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.rendering import CHUNK, claim_folder, render_chunks, sample_splits, write_entries, write_image
 from diffcap.worlds.tiles import render
@@ -116,7 +115,7 @@ def render_pair(number: int, seed: int = 0, jitter: float = 1.0) -> RenderedPair
     return RenderedPair(pair, (before, after), mask, boxes, captions)
 
 
-def _write_chunk(folder: Path, settings: dict[str, Any], start: int) -> list[dict[str, Any]]:
+def _write_chunk(folder: Path, settings: JsonDict, start: int) -> list[JsonDict]:
     """Write the images of a chunk of pairs. Return the captions and the entry of `facts.json` of each pair."""
     metadata = []
     for number in range(start, min(start + CHUNK, settings["pairs"])):
@@ -126,7 +125,7 @@ def _write_chunk(folder: Path, settings: dict[str, Any], start: int) -> list[dic
         for image_kind, image in zip(("A", "B", "label"), (*rendered.images, rendered.mask)):
             write_image(folder, f"images/{split}/{image_kind}/{name}.png", image, is_noisy=image_kind != "label")
         change = rendered.pair.change
-        entry: dict[str, Any] = {"change_type": change and change.change_type, "boxes": rendered.boxes}
+        entry: JsonDict = {"change_type": change and change.change_type, "boxes": rendered.boxes}
         if change is not None:
             entry["facts"] = change.facts()
         metadata.append({"captions": rendered.captions, "entry": entry})
