@@ -114,13 +114,13 @@ def read_grid(
             raise DiffcapError(f"{path}: the grid has no {axis}; give {', '.join(AXES)}, each as a list.")
         entries.append([])
         for entry in axes[axis]:
-            values, sections = read_variables(f"{path}: {axis}", entry if isinstance(entry, dict) else {name: entry})
+            own, sections = read_variables(f"{path}: {axis}", entry if isinstance(entry, dict) else {name: entry})
             if sections:
                 raise DiffcapError(
                     f"{path}: {axis}: {next(iter(sections))} is a section of options; move it to the top level of the file, or to "
                     "another file, and give its path as the variable config."
                 )
-            entries[-1].append(values)
+            entries[-1].append(own)
     shared, sections = read_variables(path, {key: value for key, value in axes.items() if key not in AXES})
     if sections:
         if any("config" in values for values in (shared, variables, *itertools.chain(*entries))):
