@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import numpy as np
@@ -60,7 +60,7 @@ class FeatureData(pl.LightningDataModule):
         base_revision: commit of `base`; the training stage sets it.
     """
 
-    takes_single_images: ClassVar[bool] = False  # True in a pre-training that can use single images
+    takes_single_images = False  # True in a pre-training that can use single images
     classes = 0  # number of image classes, for a pre-training that classifies images
 
     def __init__(

@@ -11,9 +11,9 @@ The authors' folder has one of two formats:
 The array of an image is its feature map: (C, h, w), (1, C, h, w), or (C, h * h) in IDC-PCL's features for Birds-to-Words.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from math import isqrt
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -161,8 +161,8 @@ def _to_feature_map(array: Any, place: str) -> Array:
         raise DiffcapError(f"{place}: expected numbers, found {type(array).__name__}; fetch the file again.")
     if array.ndim == 4 and len(array) == 1:
         array = array[0]
-    if array.ndim == 2 and math.isqrt(array.shape[1]) ** 2 == array.shape[1]:
-        array = array.reshape(len(array), math.isqrt(array.shape[1]), -1)
+    if array.ndim == 2 and isqrt(array.shape[1]) ** 2 == array.shape[1]:
+        array = array.reshape(len(array), isqrt(array.shape[1]), -1)
     if array.ndim != 3 or not array.size:
         raise DiffcapError(f"{place}: features of {array.shape}, not (channels, rows, columns); fetch the file again.")
     return array

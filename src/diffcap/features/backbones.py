@@ -138,7 +138,7 @@ def build_backbone(
     ):
         if value is not None and library not in libraries:
             raise DiffcapError(f"--model.{option} is only for {' and '.join(libraries)}, not for {library}: remove it.")
-    size = None if image_size is None else (image_size[0], image_size[1])  # a tuple, even if the caller gave a list
+    size = None if image_size is None else (*image_size,)  # a tuple, even if the caller gave a list
     if library == "pixels":
         if weights != "default" or network is not None or layer is not None or pool_size is not None:
             raise DiffcapError(
@@ -161,11 +161,11 @@ def build_backbone(
     if size is not None:
         preprocess = replace(preprocess, size=size)
     if image_std is not None:
-        preprocess = replace(preprocess, std=(image_std[0], image_std[1], image_std[2]))
+        preprocess = replace(preprocess, std=(*image_std,))
     description = {"library": library, "network": network, "stage": layer}
     if library == "open_clip":
         description |= describe_clip(name)
-    return Backbone(trunk, preprocess, description, (pool_size[0], pool_size[1]) if pool_size else None)
+    return Backbone(trunk, preprocess, description, (*pool_size,) if pool_size else None)
 
 
 def find_preprocessing(library: str, network: str) -> ResizeNormalize:

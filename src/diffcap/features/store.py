@@ -43,7 +43,7 @@ COMPLETE_FILE = "complete"
 VERIFIED_FILE = "verified.json"
 FROM_FILES_KEY = "from_files"  # key of `meta.json`
 # "dtype" in `meta.json` -> name of the array's file, and the type of its values
-ARRAY_FILES: dict[str, tuple[str, np.dtype[Any]]] = {
+ARRAY_FILES: dict[str, tuple[str, np.dtype]] = {
     "float16": ("features.f16", np.dtype("<f2")),
     "uint8": ("features.u8", np.dtype("u1")),
 }
@@ -267,10 +267,9 @@ class _ImageFileStore(FeatureStore):
         self._checksums = np.fromfile(folder / CHECKSUM_FILE, dtype="<u4")
         # A stamp is the size and time of the file; for an image with more than 8 bits, the value range of its pair follows.
         fields = enumerate(stamp.split() for stamp in stamps)
-        self._ranges = {row: (json.loads(field[2]), json.loads(field[3])) for row, field in fields if len(field) == 4}
+        self._ranges = {row: tuple(map(json.loads, field[2:])) for row, field in fields if field[2:]}
         self._root = read_root(folder.parent.parent)
-        height, width = meta["preprocessing"]["size"]
-        self._preprocess = ResizeOnly((height, width))
+        self._preprocess = ResizeOnly((*meta["preprocessing"]["size"],))
 
     def _read_into(self, out: Array, rows: RowNumbers) -> None:
         # The threads end with this call: they must not exist when data loading workers are forked.

@@ -212,7 +212,7 @@ def _write_at(file_descriptor: int, data: bytes, offset: int) -> None:
     while data:
         num_written = os.pwrite(file_descriptor, data, offset)
         data = data[num_written:]
-        offset = offset + num_written
+        offset += num_written
 
 
 def write_file_store(

@@ -12,8 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from diffcap.utils.errors import DiffcapError, one_line
 
-_MAX_RATIO = 200  # largest ratio of extracted bytes to the archive's bytes; it is about 20 for text, 1,000 for zeros
-_MIN_LIMIT = 1 << 30  # extracted bytes that are allowed at any ratio
+_MIN_LIMIT = 1 << 30  # extracted bytes that are allowed for an archive of any size
 # Errors of the file system that are caused by the names in an archive. Other OSErrors, such as a full disk, are raised unchanged.
 _NAME_ERRORS = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
 
@@ -36,7 +35,7 @@ def extract(archive: Path, folder: Path, strip_folder: str = "") -> int:
     Raises:
         DiffcapError: the archive is damaged or unsafe. No file is extracted.
     """
-    size_limit = max(_MIN_LIMIT, _MAX_RATIO * archive.stat().st_size)
+    size_limit = max(_MIN_LIMIT, 200 * archive.stat().st_size)  # the ratio is about 20 for text, 1,000 for zeros
     temporary_folder = folder / f".{archive.name}.unpacking"  # on the same disk, so that renaming can move the files
     shutil.rmtree(temporary_folder, ignore_errors=True)
     temporary_folder.mkdir(parents=True)

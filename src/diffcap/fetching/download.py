@@ -24,8 +24,6 @@ from diffcap.fetching.sources import FetchSettings
 from diffcap.records import read_json, write_json
 from diffcap.utils.errors import DiffcapError
 
-_MAX_HOST_FAILURES = 4  # a host is skipped after this number of files in a row failed, each with all retries
-_GONE_CODES = (404, 410, 451)  # HTTP status codes: the server does not have the file (any more)
 _TRANSIENT_CODES = (408, 425, 429, *range(500, 600))  # HTTP status codes: another attempt may succeed
 
 
@@ -119,7 +117,7 @@ class Client:
                 retry_after = urllib3.Retry().get_retry_after(response.raw)
             fault = TransientError(reason, retry_after)
         elif status not in (200, 206, 416):
-            fault = PermanentError(reason, gone=status in _GONE_CODES, forbidden=status == 403)
+            fault = PermanentError(reason, gone=status in (404, 410, 451), forbidden=status == 403)
         elif response.headers.get("Content-Type", "").lower().startswith("text/html"):
             fault = PermanentError("the server sends a web page instead of the file")
         if fault:
@@ -149,7 +147,7 @@ def download(urls: tuple[str, ...], target: Target, client: Client) -> str:
     transient_errors = []
     for url in urls:
         host = urlsplit(url).netloc
-        if (count := client.num_failures[host]) >= _MAX_HOST_FAILURES:
+        if (count := client.num_failures[host]) >= 4:  # files in a row that failed, each with all retries
             reason = f"{host} is skipped, because the last {count} downloads from it failed"
             transient_errors.append(TransientError(reason))
             continue

@@ -9,7 +9,7 @@ Each strategy returns a new text, or None if it does not apply. The strategies a
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from random import Random
 
@@ -133,11 +133,10 @@ def swap_words(caption: TaggedCaption, rng: Random) -> str | None:
     return None
 
 
-_Strategies = dict[str, Callable[[TaggedCaption, Random], str | None]]
 # The names are keys in `negatives.json`, so they must stay as they are when a function is renamed.
-_ANY_CAPTION: _Strategies = {"turn_comparison": invert_comparison, "exchange_words": swap_words}
-_ANIMAL_STRATEGIES: _Strategies = {"swap_animals": swap_animals, "swap_animals_once": swap_animals_once, **_ANY_CAPTION}
-_SCENE_STRATEGIES: _Strategies = {
+_ANY_CAPTION = {"turn_comparison": invert_comparison, "exchange_words": swap_words}
+_ANIMAL_STRATEGIES = {"swap_animals": swap_animals, "swap_animals_once": swap_animals_once, **_ANY_CAPTION}
+_SCENE_STRATEGIES = {
     "swap_noun_phrases": swap_noun_phrases,
     "reverse_change": invert_change,
     **_ANY_CAPTION,

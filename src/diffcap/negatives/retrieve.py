@@ -11,7 +11,7 @@ import torch
 from diffcap.negatives.words import TaggedCaption
 
 # The scores of a chunk of queries and a block of documents fit into the processor's cache, which doubles the speed. Measured on one
-# core: 420,000 distinct captions with 76 different words take about ten minutes.
+# core: 420,000 distinct captions with 76 different words take about ten minutes. The topk of torch is 8 times as fast as numpy's.
 _QUERIES_PER_CHUNK = 64
 _DOCUMENTS_PER_BLOCK = 32768
 _MAX_BLOCK_VALUES = 1 << 26  # values of a dense block of documents, 256 MB in float32
@@ -65,11 +65,8 @@ def most_similar(
         for start in range(0, num_queries, _QUERIES_PER_CHUNK):
             query_slice = slice(start, start + _QUERIES_PER_CHUNK)
             block_scores = queries[query_slice] @ block  # (queries of the chunk, documents of the block)
-            num_largest = min(count, block_scores.shape[1])
-            indices = (
-                torch.from_numpy(block_scores).topk(num_largest, sorted=False).indices.numpy()
-            )  # 8 times as fast as numpy
-            scores = np.take_along_axis(block_scores, indices, 1)
+            best = torch.from_numpy(block_scores).topk(min(count, block_scores.shape[1]), sorted=False)
+            scores, indices = best.values.numpy(), best.indices.numpy()
             if block_start:  # compare with the best of the blocks before
                 indices = np.concatenate([best_indices[query_slice], indices + block_start], 1)
                 scores = np.concatenate([best_scores[query_slice], scores], 1)

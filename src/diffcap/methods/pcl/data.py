@@ -6,7 +6,7 @@ The tasks: "mlm" predicts masked words, "mvcl" masked patches; "fda" tells a cap
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -113,7 +113,7 @@ class PretrainData(FeatureData):
             which removes padding, changes the results unless the model has `pad_mask`.
     """
 
-    takes_single_images: ClassVar[bool] = True  # `folder` may have single images
+    takes_single_images = True  # `folder` may have single images
 
     def __init__(
         self,

@@ -172,9 +172,9 @@ def _image_relations(scenes: Scenes, changed: Tensor) -> Tensor:
     row_numbers = torch.arange(len(scenes))
     forward, right, _ = camera_axes(scenes)
     away_axis = forward[:, :2] / (forward[:, :2] * forward[:, :2]).sum(1, keepdim=True).sqrt()  # horizontal unit vector
-    offset = scenes.position[row_numbers, changed][:, None] - scenes.position  # (B, N, 2), from slot n to `changed`
-    along_right = offset[..., 0] * right[:, None, 0] + offset[..., 1] * right[:, None, 1]
-    along_away = offset[..., 0] * away_axis[:, None, 0] + offset[..., 1] * away_axis[:, None, 1]
+    dx, dy = (scenes.position[row_numbers, changed][:, None] - scenes.position).unbind(-1)  # (B, N) each, from slot n
+    along_right = dx * right[:, None, 0] + dy * right[:, None, 1]
+    along_away = dx * away_axis[:, None, 0] + dy * away_axis[:, None, 1]
     x, _, z = to_camera(scenes.object_centers, scenes)
     image_shift = (x / z)[row_numbers, changed][:, None] - x / z
     is_beside = (along_right.abs() > 0.5) & (along_right.abs() > 0.7 * along_away.abs())

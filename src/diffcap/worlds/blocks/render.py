@@ -185,8 +185,8 @@ def _find_hits(batch: _RayBatch, rays: _Rays, num_samples: int) -> _Hits:
     for shape, start, end in ranges:
         pair, u, v = rays.pair[start:end], rays.tangent_x[start:end], rays.tangent_y[start:end]
         properties, local_camera = _take(batch.properties[2:4], pair), _take(batch.local_camera, pair)
-        ray = [local_camera[3 + axis] + u * local_camera[6 + axis] + v * local_camera[9 + axis] for axis in range(3)]
-        depth = solids.intersect(shape, local_camera[:3], ray, properties[0], properties[1])
+        ray = [forward + u * right + v * up for forward, right, up in zip(*local_camera[3:].split(3))]
+        depth = solids.intersect(shape, local_camera[:3], ray, *properties)
         nearest.scatter_reduce_(0, rays.sample[start:end], depth, "amin")
         rays_by_shape.append(ray)
         depths_by_shape.append(depth)
@@ -198,7 +198,7 @@ def _find_hits(batch: _RayBatch, rays: _Rays, num_samples: int) -> _Hits:
         local_camera, properties = _take(batch.local_camera[:3], pair), _take(batch.properties[2:4], pair)
         hit_ray = torch.stack([_take(axis, visible) for axis in ray])
         point = local_camera + depth * hit_ray
-        normal, face = solids.surface(shape, point, properties[0], properties[1])
+        normal, face = solids.surface(shape, point, *properties)
         hits_by_shape.append(_Hits(pair, _take(sample, visible), face, point, torch.stack(tuple(normal)), hit_ray))
     return _Hits(*(torch.cat(values, -1) for values in zip(*(vars(part).values() for part in hits_by_shape))))
 

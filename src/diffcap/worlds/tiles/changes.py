@@ -301,7 +301,7 @@ def _sample_bare_ground(rng: Random, plan: Plan, variant: float) -> Change:
     return Change("ground", Layer(zones=[Zone(polygon, "bare")]), covers)
 
 
-_SAMPLERS: dict[str, Callable[[Random, Plan, float], Change]] = {
+_SAMPLERS = {
     "houses_built": _sample_houses,
     "houses_removed": _sample_houses,
     "road_built": _sample_road,

@@ -39,7 +39,7 @@ FIRST_TREE = FIRST_ROOF + len(ROOF_COLORS) * _ROOF_LEVELS  # two ids for each to
 FIRST_CAR = FIRST_TREE + 2 * NUM_TREE_TONES  # one id for each color
 SHADOW_OFFSET = 128
 
-_ROOF_RGB: dict[str, Color] = {
+_ROOF_RGB = {
     "red": (170, 92, 72),
     "brown": (128, 96, 76),
     "gray": (142, 142, 144),
@@ -306,7 +306,7 @@ def _make_palette(date: Date) -> npt.NDArray[np.uint32]:
     for tone in range(NUM_FIELD_TONES):
         brighter = 10 * sin(2.4 * tone)
         if tone % 5 == 0:  # ploughed
-            color: Color = (138 + brighter, 112 + brighter, 84 + brighter)
+            color = (138 + brighter, 112 + brighter, 84 + brighter)
         elif tone % 5 < 3:  # cereals
             share = min(1, max(0, 1.3 * green - 0.2))
             color = between((198 + brighter, 176 + brighter, 112), (112 + brighter, 142 + brighter, 66), share)

@@ -263,11 +263,9 @@ def _add_roads(rng: Random, plan: Plan, num_roads: int, is_paved: bool) -> None:
     places = points_along(main_road.line, 6)
     junctions = [place for place in places if all(50 < value < SIZE - 50 for value in place[0])]
     turns = rng.sample((pi / 2, -pi / 2), 2)
-    for number in range(num_roads - 1):
-        if not junctions:
-            break
+    for turn in turns[: num_roads - 1] if junctions else ():
         start, direction = rng.choice(junctions)
-        angle = direction + turns[number] + rng.uniform(-0.15, 0.15)
+        angle = direction + turn + rng.uniform(-0.15, 0.15)
         end = offset(start, angle, 330)
         control = offset(offset(start, angle, 120), angle + pi / 2, rng.uniform(-25, 25))
         plan.scene.roads.append(Road(geometry.bezier_curve(start, control, end), main_road.width - 2, is_paved))

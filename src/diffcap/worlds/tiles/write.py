@@ -64,8 +64,7 @@ def write_tiles(
         images = []
         for index, name in enumerate(names):
             split, captions = name.partition("_")[0], metadata_by_name[name]["captions"]
-            first_id = index * len(captions)
-            sentence_ids = list(range(first_id, first_id + len(captions)))
+            sentence_ids = list(range(index * len(captions), (index + 1) * len(captions)))
             sentences = [
                 {"tokens": caption.split(), "raw": f" {caption} .", "imgid": index, "sentid": sentence_id}
                 for caption, sentence_id in zip(captions, sentence_ids)

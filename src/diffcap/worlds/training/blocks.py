@@ -71,7 +71,7 @@ def make_targets(scenes: Scenes, slot_map: Tensor) -> Targets:
     order = num_pixels[image_index, slot_index].argsort(stable=True)
     positions = torch.zeros(batch, 2, COLORS, ROWS * COLUMNS)
     for axis, values in enumerate((center_x / WIDTH * 2 - 1, center_y / HEIGHT * 2 - 1)):
-        for image, slot, index in zip(image_index[order].tolist(), slot_index[order].tolist(), cell[order].tolist()):
+        for image, slot, index in torch.stack([image_index, slot_index, cell], 1)[order].tolist():
             positions[image, axis, color[image, slot], index] = values[image, slot]
     num_objects = torch.bincount(image_index * ROWS * COLUMNS + cell, minlength=batch * ROWS * COLUMNS)
     block_slots = slot_map[:, BLOCK_SIZE // 2 :: BLOCK_SIZE, BLOCK_SIZE // 2 :: BLOCK_SIZE]  # (B, 12, 16)
