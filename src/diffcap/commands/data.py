@@ -113,12 +113,11 @@ def prepare(
             vocabulary_file.unlink(missing_ok=True)
         else:
             write_vocabulary(vocabulary_file, vocabulary)
-        earlier_splits: dict[tuple[str, ...], str] = {}
+        num_moved = 0  # pairs with another split than in the earlier manifest
         if spec.reader == OWN_READER:  # a user's own dataset
             with suppress(DiffcapError):  # there is no manifest, or it is malformed
-                earlier_pairs = read_manifest(folder / "manifest.jsonl")
-                earlier_splits = {(pair.id, *pair.images): pair.split for pair in earlier_pairs}
-        num_moved = sum(earlier_splits.get((pair.id, *pair.images), pair.split) != pair.split for pair in records)
+                splits = {(pair.id, *pair.images): pair.split for pair in read_manifest(folder / "manifest.jsonl")}
+                num_moved = sum(splits.get((pair.id, *pair.images), pair.split) != pair.split for pair in records)
         _print_counts(write_dataset(folder, dataset, root, with_ranges(records, ranges), notes), folder)
         if num_moved:
             echo(

@@ -49,9 +49,9 @@ def read_pairs(dataset: str, folder: str | Path, augmented: bool = False) -> lis
         return path if path.isascii() else existing_path(folder / path).relative_to(folder).as_posix()
 
     for index, pair in enumerate(pairs):
-        extra = {**pair.extra, "mask": on_disk(pair.extra["mask"])} if "mask" in pair.extra else pair.extra
-        after = pair.after and on_disk(pair.after)
-        pairs[index] = replace(pair, before=on_disk(pair.before), after=after, extra=extra)
+        if "mask" in pair.extra:
+            pair.extra["mask"] = on_disk(pair.extra["mask"])
+        pairs[index] = replace(pair, before=on_disk(pair.before), after=pair.after and on_disk(pair.after))
     return pairs
 
 
@@ -90,7 +90,7 @@ def _check_pairs(pairs: list[ChangePair], folder: Path, allows_blank_captions: b
                 f"{folder}: id {pair.id!r} is duplicated (in {split_of_id[pair.id]} and {pair.split}); keep one of the two pairs."
             )
         split_of_id[pair.id] = pair.split
-        for path in (*pair.images, *([pair.extra["mask"]] if "mask" in pair.extra else [])):
+        for path in (*pair.images, pair.extra.get("mask", pair.before)):
             check_relative_path(path, f"{folder}, the pair {pair.id!r:.60}")
         if pair.split == "train" and not pair.captions and "class" not in pair.extra:
             raise DiffcapError(f"{folder}: the training pair {pair.id!r} has no caption; add one or remove the pair.")

@@ -99,9 +99,9 @@ def compare_sizes(
 
 def count_repetitions(pairs: Sequence[ChangePair]) -> JsonDict:
     """Count the distinct pairs of images of each split, those in more than one split, captions that a pair repeats, and blank captions."""
-    splits_of_images: dict[tuple[str, str | None], set[str]] = {}
+    splits_of_images: dict[tuple[str, ...], set[str]] = {}
     for pair in pairs:
-        splits_of_images.setdefault((pair.before, pair.after), set()).add(pair.split)
+        splits_of_images.setdefault(pair.images, set()).add(pair.split)
     return {
         "image_pairs": {split: sum(split in splits for splits in splits_of_images.values()) for split in SPLITS},
         "image_pairs_in_two_splits": sum(len(splits) > 1 for splits in splits_of_images.values()),

@@ -258,10 +258,10 @@ def read_rows(table_file: Path) -> Iterable[PlacedRow]:
         if "\0" in text:
             raise ValueError("it contains a NUL character")
     with wrap_errors(table_file, "not a CSV table", "separate columns with commas"):
-        if table_file.suffix.lower() == ".tsv":
-            dialect: type[csv.Dialect] | csv.Dialect = csv.excel_tab
-        else:
-            dialect = csv.excel if "," in text.partition("\n")[0] else csv.Sniffer().sniff(text[:4096], ",;\t")
+        dialect: Any = csv.excel_tab
+        if table_file.suffix.lower() != ".tsv":
+            first_line = text.partition("\n")[0]
+            dialect = csv.excel if "," in first_line else csv.Sniffer().sniff(text[:4096], ",;\t")
         reader = csv.reader(io.StringIO(text), dialect, strict=True)
         numbered_cells = [(reader.line_num, cells) for cells in reader]
     first_cells = [cell.strip() for cell in numbered_cells[0][1]] if numbered_cells else []

@@ -109,7 +109,8 @@ def read_birds2words(folder: Path) -> list[ChangePair]:
     annotations = _read_table(table_files[0]) if table_files else _read_json_lines(folder)
     for place, photo_ids, split, captions, extra in annotations:
         before, after = (path_of_photo.get(photo, f"images/{photo}.jpg") for photo in photo_ids)
-        pair = pairs.setdefault(photo_ids, ChangePair("_".join(photo_ids), before, after, [], split, extra=extra))
+        new_pair = ChangePair("_".join(photo_ids), before, after, [], split, extra=extra)
+        pair = pairs.setdefault(photo_ids, new_pair)
         checks.check_split(pair, split, place)
         pair.captions.extend(captions)
     return sorted(pairs.values(), key=lambda pair: SPLITS.index(pair.split))

@@ -48,11 +48,12 @@ class TagCache:
         self.tags = {row["sentence"]: row["tags"].split(" ") for row in rows[1:]}
 
     def add(self, tagged_sentences: Iterable[tuple[str, list[str]]]) -> None:
-        """Store tagged sentences; one write appends all of them to the file and flushes them to disk (fsync)."""
+        """Store new tagged sentences; one write appends all of them to the file and flushes them to disk (fsync)."""
         lines = []
         for sentence, tags in tagged_sentences:
-            self.tags[sentence] = tags
-            lines.append(_json_line({"sentence": sentence, "tags": " ".join(tags)}))
+            if sentence not in self.tags:
+                self.tags[sentence] = tags
+                lines.append(_json_line({"sentence": sentence, "tags": " ".join(tags)}))
         if self.path is not None:
             with self.path.open("ab") as file:
                 file.write("".join(lines).encode())
@@ -96,8 +97,7 @@ def tag_sentences(
         workers = 1
     arguments = [(model, chunk) for chunk in untagged_chunks]
     for chunk, tags in zip(untagged_chunks, map_on_processes(_tag_chunk, arguments, min(workers, len(arguments)))):
-        tagged_sentences = zip(chunk, tags)
-        tag_cache.add([(sentence, upos) for sentence, upos in tagged_sentences if sentence not in tag_cache.tags])
+        tag_cache.add(zip(chunk, tags))
         num_done += len(chunk)
         progress(num_done, num_sentences)
     _pipelines.clear()  # frees their memory

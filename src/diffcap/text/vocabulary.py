@@ -100,7 +100,8 @@ class Vocabulary:
             least = 3 + self._rules.num_reserved
             raise ValueError(f"max_length must be at least {least} for the layout {self.layout}, got {max_length}")
         tokens = self._rules.tokenize(caption) if isinstance(caption, str) else caption
-        return [self.bos, *(self._ids.get(token, self.unk) for token in tokens[:max_words]), self.eos]
+        ids = [self._ids.get(token, self.unk) for token in tokens[:max_words]]
+        return [self.bos, *ids, self.eos]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Turn ids into words joined with spaces, up to the first eos; special tokens other than `unk` are left out."""

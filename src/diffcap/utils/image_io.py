@@ -122,7 +122,8 @@ def _value_kind(value_range: ValueRange | None) -> str:
 
 def _color_mode(image: Image.Image) -> str:
     """Return "gray", "color", or "" if only few pixels are colored. The image is judged by at most 128 x 128 of its pixels."""
-    sample = image.resize((min(128, image.width), min(128, image.height)), Image.Resampling.NEAREST)
+    size = min(128, image.width), min(128, image.height)
+    sample = image.resize(size, Image.Resampling.NEAREST)
     # The largest minus the smallest channel. It is at most 8 for a gray pixel, and at least 16 for a colored one.
     spread = np.ptp(np.asarray(sample), axis=-1)  # uint8
     if spread.max() <= 8:
@@ -338,7 +339,8 @@ class _Conversion:
 def _white_value(value_range: ValueRange) -> int | None:
     """Return the value of white; None if the range is stretched from black to white."""
     low, high = value_range
-    return next((white for white in ((1,) if isinstance(low, float) else _BITS) if low >= 0 and high <= white), None)
+    whites = (1,) if isinstance(low, float) else tuple(_BITS)
+    return next((white for white in whites if low >= 0 and high <= white), None)
 
 
 def _range_notes(value_range: ValueRange, whose: str) -> list[str]:
