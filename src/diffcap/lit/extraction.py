@@ -93,7 +93,8 @@ class StoreFiller(BasePredictionWriter):
         self._unwritten = None
         is_missing = np.isin(rows, self.missing)
         try:
-            self.writer.write(rows[is_missing], copy.wait()[0].float().numpy()[is_missing])
+            features = copy.wait()[0].float().numpy()
+            self.writer.write(rows[is_missing], features[is_missing])
         except DiffcapError as error:
             self.problems.append(str(error))
 

@@ -64,7 +64,8 @@ class Reinforcement(Captioning):
             parameter.grad = None
         self.captioner.train()
         self._make_metric()
-        captions = (self.scored_text(data.vocabulary.decode(ids)) for ids in np.unique(table.tokens, axis=0).tolist())
+        distinct_tokens = np.unique(table.tokens, axis=0).tolist()
+        captions = (self.scored_text(data.vocabulary.decode(ids)) for ids in distinct_tokens)
         words = {word for caption in captions for word in caption.split(" ")}  # for `CaptionReward`
         references: dict[str, list[str]] = {pair_id: [] for pair_id in table.ids}
         for pair_index, caption in zip(table.caption_pair, table.captions):
@@ -107,4 +108,5 @@ class Reinforcement(Captioning):
         has_end = self.captioner.is_eos(tokens[:, 1:]).any(1)
         pair_ids = [data.train_table.ids[index] for index in pair_indices.tolist()]
         captions = [self.scored_text(data.vocabulary.decode(ids)) for ids in tokens.tolist()]
-        return torch.from_numpy(self.reward(pair_ids, captions, has_end.tolist())).to(tokens.device, torch.float32)
+        rewards = self.reward(pair_ids, captions, has_end.tolist())
+        return torch.from_numpy(rewards).to(tokens.device, torch.float32)

@@ -91,7 +91,8 @@ def train(request: Request) -> None:
         trainer, out, fault, backup = cli.trainer, cli.out, cli.fault, None
         if is_main_process():
             if fault:
-                backup = next(path for n in range(1, 10_000) if not (path := out.with_name(f"{out.name}.{n}")).exists())
+                numbered = (out.with_name(f"{out.name}.{number}") for number in range(1, 10_000))
+                backup = next(path for path in numbered if not path.exists())
                 out.rename(backup)
                 print(f"{out}: {fault}; the folder is renamed to {backup}, and the training starts from the beginning")
             write_json(out / RUNNING, cli.record)

@@ -391,5 +391,7 @@ def gain_table(gains: Mapping[str, JsonDict]) -> Table:
         std = "" if gain["std"] is None else f"{100 * gain['std']:.2f}"
         return Cell(f"{round(100 * gain['mean'], 2) + 0.0:+.2f}", std)  # + 0.0 turns -0.0 into 0.0
 
-    lines = [([name], [cell(by_metric[metric]) for metric in metrics]) for name, by_metric in gains.items()]
+    lines = []
+    for name, by_metric in gains.items():
+        lines.append(([name], [cell(by_metric[metric]) for metric in metrics]))
     return Table(metrics, lines, ["gained over greedy"], "gained over the first row")

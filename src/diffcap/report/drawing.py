@@ -177,7 +177,8 @@ def outline_thumbnails(masks: Masks, pairs: Pairs, sizes: ImageSizes, frames: Fr
             return None
         size = next(sizes[path] for path in pair.images if path in sizes)
         frame = frames[pair.before]
-        reduced = fitted_size(size, (min(frame[0], size[0]), min(frame[1], size[1])))
+        limits = min(frame[0], size[0]), min(frame[1], size[1])
+        reduced = fitted_size(size, limits)
         outline = colored_outline(mask, reduced, 2 if frame == LARGE_FRAME else 1)
         return Thumbnail(*size, encode_webp(outline, lossless=True))
 

@@ -251,7 +251,8 @@ def protocol_text(protocol: JsonDict, rows: SystemRows) -> str:
 
 def scoring_text(protocol: JsonDict, rows: SystemRows) -> str:
     """Say how the scores were computed, without the dataset and the split."""
-    run_counts = sorted({count for row in rows.values() if (count := int(row.get("runs", 1))) > 1})
+    all_counts = {int(row.get("runs", 1)) for row in rows.values()}
+    run_counts = sorted(all_counts - {1})
     num_runs = " to ".join(map(str, dict.fromkeys((*run_counts[:1], *run_counts[-1:]))))  # "3", or "2 to 5"
     deviation = f"; mean ± standard deviation over {num_runs} runs" if run_counts else ""
     changes = f"{protocol['changes']} change, " if protocol.get("changes") else ""  # "single" or "multi"

@@ -311,7 +311,8 @@ class CLIP4IDC(Captioner):
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the word losses of validation pairs, see `Captioner.validation_losses`."""
         (words,) = self.find_words(batch)
-        return {"caption_loss": self.word_losses(batch["tokens"], self.encode(batch["before"], batch["after"]), words)}
+        memory = self.encode(batch["before"], batch["after"])
+        return {"caption_loss": self.word_losses(batch["tokens"], memory, words)}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the mean cross-entropy over each group's words in the global batch, and add those of the groups.
