@@ -183,7 +183,8 @@ class _AttentionWithDropout(torch.autograd.Function):
 
 def _probabilities(query: Tensor, key: Tensor) -> Tensor:
     """Compute attention probabilities (H, T, S) of one pair, float32, from its queries (H, T, E) and keys (H, S, E)."""
-    return torch.softmax((query.float() * query.shape[2] ** -0.5) @ key.float().transpose(1, 2), 2)
+    scaled_query = query.float() * query.shape[2] ** -0.5
+    return torch.softmax(scaled_query @ key.float().transpose(1, 2), 2)
 
 
 def _keep_mask(x: Tensor, threshold: int) -> Tensor:

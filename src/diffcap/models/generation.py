@@ -115,12 +115,13 @@ def beam_search(captioner: Captioner, memory: Any, max_length: int, beams: int, 
         eos_only = torch.full_like(log_probabilities, float("-inf"))
         eos_only.select(2, captioner.eos_id).fill_(0.0)
         next_scores = scores[..., None] + torch.where(has_ended[..., None], eos_only, log_probabilities)
+        vocabulary_size = next_scores.shape[-1]
         scores, continuations = next_scores.flatten(1).topk(beams, dim=1)  # (B, beams) each; indices in beams * V
-        own_ends = torch.arange(beams, device=device) * next_scores.shape[-1] + captioner.eos_id
+        own_ends = torch.arange(beams, device=device) * vocabulary_size + captioner.eos_id
         # After all captions have ended, a GPU may run more steps. Each beam then continues itself: `topk` could reorder equal scores.
         continuations = torch.where(has_ended.all(), own_ends, continuations)
-        parents = continuations // next_scores.shape[-1]  # the beams that are continued
-        next_ids = continuations % next_scores.shape[-1]
+        parents = continuations // vocabulary_size  # the beams that are continued
+        next_ids = continuations % vocabulary_size
         parent_rows = (parents + first_rows).flatten()
         tokens = torch.cat([tokens[parent_rows], next_ids.flatten()[:, None]], 1)
         cache = tree_map(lambda tensor, rows=parent_rows: tensor[rows], cache)
@@ -132,7 +133,8 @@ def beam_search(captioner: Captioner, memory: Any, max_length: int, beams: int, 
             tokens = tokens[:, : 1 + end]
             break
     order = rank_beams(scores, word_counts, length_penalty)
-    return tokens.view(num_pairs, beams, -1)[torch.arange(num_pairs, device=device)[:, None], order]
+    captions = tokens.view(num_pairs, beams, -1)
+    return captions.take_along_dim(order[..., None], 1)
 
 
 def rank_beams(log_probabilities: Tensor, word_counts: Tensor, length_penalty: float) -> Tensor:
@@ -170,14 +172,14 @@ class Ensemble(Captioner):
         """Return the memory of each member."""
         return [member.encode(*member_maps) for member, *member_maps in zip(self.members, before, after)]
 
-    def step(self, tokens: Tensor, memory: list[Any], cache: list[Any] | None) -> tuple[Tensor, list[Any]]:
+    def step(self, tokens: Tensor, memory: Any, cache: Any) -> tuple[Tensor, Any]:
         """Score the next word (see `Captioner.step`): the logits are the logarithms of every word's mean probability."""
         caches = cache or [None] * len(memory)
         outputs = [member.step(tokens, *state) for member, *state in zip(self.members, memory, caches)]
         logits, new_caches = zip(*outputs)
         return _mean_log_probabilities(logits), list(new_caches)
 
-    def teacher_forced_logits(self, tokens: Tensor, memory: list[Any]) -> Tensor:
+    def teacher_forced_logits(self, tokens: Tensor, memory: Any) -> Tensor:
         """Score the words of given captions in one pass, see `Captioner.teacher_forced_logits`."""
         logits = [member.teacher_forced_logits(tokens, part) for member, part in zip(self.members, memory)]
         return _mean_log_probabilities(logits)

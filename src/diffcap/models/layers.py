@@ -86,7 +86,8 @@ def attention_to_tokens(attention: "Attention", query: Tensor, tokens: Tensor) -
     qkv_weight = attention.qkv.weight.view(3, heads, channels, -1)  # (3, H, E, D)
     qkv_bias = attention.qkv.bias
     scaled_query = (query * channels**-0.5).transpose(0, 1).reshape(head_shape)  # (H, B T, E)
-    token_query = (scaled_query @ qkv_weight[1]).view(heads, batch, length, -1).transpose(0, 1).flatten(1, 2)
+    token_query = (scaled_query @ qkv_weight[1]).view(heads, batch, length, -1)
+    token_query = token_query.transpose(0, 1).flatten(1, 2)  # (B, H T, D)
     probabilities = (token_query @ tokens.transpose(1, 2)).softmax(2)  # (B, H T, S)
     if attention.training:
         probabilities = dropout(probabilities, attention.dropout)

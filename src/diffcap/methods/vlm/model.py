@@ -105,7 +105,8 @@ class VLM(Captioner):
         counts_pixels = hasattr(image_processor, "merge_size")  # Qwen: sizes are numbers of pixels, not lengths
         parts.check_image_kwargs(image_kwargs or {}, known_options, counts_pixels)
         self.net: Any = load_model(base_model.folder, dtype, four_bit)
-        self.image_kwargs = {name: False for name in TILING_OPTIONS if name in known_options} | (image_kwargs or {})
+        default_options = {name: False for name in TILING_OPTIONS if name in known_options}
+        self.image_kwargs = default_options | (image_kwargs or {})
         if difference and any(self.image_kwargs.get(name) for name in TILING_OPTIONS):
             raise DiffcapError(
                 "the difference module compares whole images; remove the option of image_kwargs that cuts tiles."

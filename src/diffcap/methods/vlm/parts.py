@@ -56,7 +56,9 @@ def prompt_cache(prompts: Sequence[KeyValues | None], words: list[KeyValues] | N
 def _join(first: KeyValues | None, second: KeyValues) -> KeyValues:
     if first is None:
         return second
-    return torch.cat([first[0], second[0]], -2), torch.cat([first[1], second[1]], -2)
+    keys = torch.cat([first[0], second[0]], -2)
+    values = torch.cat([first[1], second[1]], -2)
+    return keys, values
 
 
 @contextmanager
