@@ -15,16 +15,13 @@ from typing import Literal, TypeVar, get_args
 import numpy as np
 
 from diffcap.evaluation.java import meteor, ptb_tokens, spice, spice_install_hint
-from diffcap.evaluation.ngrams import BLEU, CiderD, bleu_counts, bleu_of_sums, rouge_l
+from diffcap.evaluation.ngrams import BLEU, CiderD, Groups, Hypotheses, References, bleu_counts, bleu_of_sums, rouge_l
 from diffcap.utils.errors import DiffcapError
 
 FAST_METRICS = (*BLEU, "ROUGE-L", "CIDEr-D")  # metrics that need no Java program
 ALL_METRICS = (*BLEU, "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
 Tokenizer = Literal["ptb", "raw"]
 
-Hypotheses = Mapping[str, str]  # id -> tokenised caption
-References = Mapping[str, list[str]]  # id -> tokenised captions
-Groups = Mapping[str, Sequence[str]]  # name of a group of pairs, such as "total" -> ids
 Scores = dict[str, dict[str, float]]  # group -> metric -> score
 Key = TypeVar("Key")
 

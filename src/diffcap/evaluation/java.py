@@ -11,13 +11,13 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from diffcap.evaluation.ngrams import Array
+from diffcap.evaluation.ngrams import Array, Groups, Hypotheses, References
 from diffcap.utils.errors import DiffcapError
 
 # Without these options, the programs would use the system's encoding and number format.
@@ -155,7 +155,7 @@ class MeteorProcess(NamedTuple):
             raise java_failure("METEOR", self.stderr.read().decode(errors="replace"))
         return line
 
-    def counts(self, hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, str]:
+    def counts(self, hypotheses: Hypotheses, references: References) -> dict[str, str]:
         """Return each pair's counts, 23 numbers separated by spaces, by id. Pairs with the same texts are computed once."""
         requests: dict[str, str] = {}
         for id, hypothesis in hypotheses.items():
@@ -206,16 +206,14 @@ def running_meteor() -> Iterator[MeteorProcess]:
                 process.stdin.close()
 
 
-def meteor(
-    hypotheses: Mapping[str, str], references: Mapping[str, list[str]], groups: Mapping[str, Sequence[str]]
-) -> dict[str, float]:
+def meteor(hypotheses: Hypotheses, references: References, groups: Groups) -> dict[str, float]:
     """Compute the corpus score of each group of pairs, a fraction. It is the score of the sum of the pairs' counts."""
     with running_meteor() as process:
         counts = process.counts(hypotheses, references)
         return {group: process.scores([counts[id] for id in ids])[1] for group, ids in groups.items()}
 
 
-def meteor_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str]], process: MeteorProcess) -> Array:
+def meteor_counts(hypotheses: Hypotheses, references: References, process: MeteorProcess) -> Array:
     """Return each pair's counts, (N, 23) in the order of `hypotheses`; `meteor_of_sums` of their sum is the corpus score.
 
     If a hypothesis matches its reference completely in one chunk, METEOR does not add this chunk to the sum of a corpus. Therefore
@@ -253,7 +251,7 @@ def spice_install_hint() -> str | None:
     )
 
 
-def spice(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, float]:
+def spice(hypotheses: Hypotheses, references: References) -> dict[str, float]:
     """Return id -> SPICE, a fraction. It is NaN if no object, attribute or relation is found in any text of the pair."""
     folder = _corenlp_folder()
     if folder is None:

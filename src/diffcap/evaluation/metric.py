@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
 from torchmetrics import Metric
 
 from diffcap.evaluation.captions import FAST_METRICS, Tokenizer, score_tokens, tokenize, tokenize_together
-from diffcap.evaluation.ngrams import CiderD
+from diffcap.evaluation.ngrams import Array, CiderD
 from diffcap.utils.errors import DiffcapError
 
 END_TOKEN = "<end>"  # never the output of a tokeniser
@@ -103,9 +102,7 @@ class CaptionReward:
         distinct_words = list(dict.fromkeys(words))
         self._tokens = dict(zip(distinct_words, tokenize(distinct_words, tokenizer)))  # word -> its tokens
 
-    def __call__(
-        self, ids: Sequence[str], captions: Sequence[str], ended: Sequence[bool]
-    ) -> "np.ndarray[Any, np.dtype[Any]]":
+    def __call__(self, ids: Sequence[str], captions: Sequence[str], ended: Sequence[bool]) -> Array:
         """Compute the rewards of B sampled captions (words joined with spaces): (B,) float64, from 0 to 10.
 
         `ended` is True for a caption that the captioner ended itself, and False if it was cut off at the maximum length.

@@ -16,6 +16,9 @@ import numpy as np
 from diffcap.utils.errors import DiffcapError
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Hypotheses = Mapping[str, str]  # id -> tokenised caption
+References = Mapping[str, list[str]]  # id -> tokenised captions
+Groups = Mapping[str, Sequence[str]]  # name of a group of pairs, such as "total" -> ids
 
 BLEU = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4")
 _SMALL, _TINY = 1e-9, 1e-15  # pycocoevalcap's constants against division by 0 and scores of 0
@@ -24,7 +27,7 @@ SIGMA = 6.0  # of the Gaussian length penalty
 MAX_WORDS = 55_108  # the largest number whose fourth power fits into 63 bits, see `_NGrams.key`
 
 
-def bleu_counts(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> Array:
+def bleu_counts(hypotheses: Hypotheses, references: References) -> Array:
     """Count what BLEU adds up over a corpus, (N, 10) for N hypotheses.
 
     Columns: number of words of the hypothesis; number of words of the reference with the closest length; numbers of n-grams of the
@@ -52,7 +55,7 @@ def bleu_of_sums(sums: Array) -> Array:
     return geometric_means * brevity_penalty[:, None]
 
 
-def rouge_l(hypotheses: Mapping[str, str], references: Mapping[str, list[str]]) -> dict[str, float]:
+def rouge_l(hypotheses: Hypotheses, references: References) -> dict[str, float]:
     """Compute ROUGE-L of each pair: the F score (beta = 1.2) of the longest common subsequence, a fraction."""
     from pycocoevalcap.rouge.rouge import Rouge
 

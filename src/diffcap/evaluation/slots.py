@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from diffcap.datasets.no_change import is_no_change
+from diffcap.evaluation.ngrams import Groups
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
 
@@ -168,7 +169,7 @@ def _parse_any_caption(caption: str) -> Slots:
 
 
 def reversibility(
-    captions: Mapping[str, str], swapped: Mapping[str, str], groups: Mapping[str, Sequence[str]]
+    captions: Mapping[str, str], swapped: Mapping[str, str], groups: Groups
 ) -> dict[str, dict[str, float]]:
     """Compare captions of (before, after) with those of (after, before), id -> caption. The measure's name is from C3-Bench.
 
