@@ -13,7 +13,7 @@ from diffcap.methods.dirl import DIRL, cross_correlation, cross_modal_contrastiv
 from diffcap.methods.scorer import model as scorer
 from diffcap.methods.scorer.model import SCORER, two_way_nce
 from diffcap.models.cross_image import CrossImageOutput
-from diffcap.models.decoder import next_word_losses
+from diffcap.models.decoder import flat_indices, next_word_losses
 
 DECODERS = {"clevr_dc": "ln_xavier", "clevr_change": "plain"}
 WEIGHTS = {
@@ -83,7 +83,9 @@ def test_words_and_backward_reasoning_of_scorer(scorer_fixture: Path) -> None:
     hidden = model.decoder(tokens, model.decoder.project_memory(model.fuse(before, after, encoded))).last_block.hidden
     logits = model.decoder.compute_logits(hidden)
     assert_close(logits, official.arrays["logits"])
-    assert_close(next_word_losses(logits, tokens).mean(), official.arrays["caption_loss"])
+    assert_close(
+        next_word_losses(logits, tokens, flat_indices(model.word_mask(tokens))).mean(), official.arrays["caption_loss"]
+    )
     cbr = two_way_nce(*model.cbr_similarities(*model.predict_after_images(before, after, hidden, tokens)[0]))
     assert_close(cbr, official.arrays["cbr_loss"])
 
@@ -108,7 +110,8 @@ def test_words_regularisation_and_attention_of_dirl(dirl_fixture: Path) -> None:
     output = model.decoder(arrays["tokens"], memory).last_block
     logits = model.decoder.compute_logits(output.hidden)
     assert_close(logits, arrays["logits"])
-    assert_close(next_word_losses(logits, arrays["tokens"]).mean(), arrays["caption_loss"])
+    words = flat_indices(model.word_mask(arrays["tokens"]))
+    assert_close(next_word_losses(logits, arrays["tokens"], words).mean(), arrays["caption_loss"])
     printed, seen = model.average_states(output, arrays["tokens"])
     assert_close(cross_modal_contrastive_loss(printed, seen).mean(), arrays["ccr_loss"])
     attended = model.decoder.attention(arrays["tokens"], memory)
