@@ -13,6 +13,7 @@ import pytest
 import yaml
 from PIL import Image, ImageDraw
 from tests.commands import ROOT, environment
+from tests.preloaded import write_program
 
 from diffcap.cli import main
 
@@ -145,9 +146,9 @@ def test_the_workflow_of_the_documentation(folders: Path) -> None:
     script = "\n".join(step["run"] for step in steps if "run" in step)
     shutil.copytree(folders / "a", folders / "screenshots")
     (folders / "bin").mkdir()
+    write_program(folders / "bin/diffcap", [sys.executable, "-m", "diffcap"])
     for name, text in {
         "bin/pip": "exit 0",  # diffcap is installed
-        "bin/diffcap": f'exec {sys.executable} -m diffcap "$@"',
         "take_screenshots.sh": 'cp -r b "$1"',
     }.items():
         (folders / name).write_text(f"#!/bin/bash\n{text}\n")

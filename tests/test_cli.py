@@ -1,4 +1,4 @@
-"""The command `diffcap`, run as a user runs it."""
+"""The command `diffcap` in a process of its own."""
 
 import json
 import subprocess
@@ -14,9 +14,14 @@ REFERENCES = {
 PREDICTIONS = [{"image_id": i, "caption": c} for i, c in enumerate(["the cube moved", "no change"])]
 
 
-def diffcap(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("diffcap")), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+PROGRAM = (str(Path(sys.executable).with_name("diffcap")),)
+
+
+def diffcap(
+    *arguments: str | Path, program: tuple[str, ...] = (sys.executable, "-m", "diffcap")
+) -> subprocess.CompletedProcess[str]:
+    command = [*program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.fixture
@@ -37,7 +42,7 @@ def test_help_names_the_arguments() -> None:
 def test_help_of_average_shows_the_form_that_is_accepted() -> None:
     shown = diffcap("average", "--help").stdout
     assert "CHECKPOINT [CHECKPOINT ...]" in shown and '["PATH1"' not in shown
-    assert diffcap("--version").stdout.startswith("diffcap 0.")
+    assert diffcap("--version", program=PROGRAM).stdout.startswith("diffcap 0.")
 
 
 @pytest.mark.slow
