@@ -18,6 +18,7 @@ import numpy as np
 
 from diffcap.evaluation.captions import (
     ALL_METRICS,
+    ENGLISH_METRICS,
     Groups,
     Hypotheses,
     References,
@@ -27,6 +28,7 @@ from diffcap.evaluation.captions import (
 )
 from diffcap.evaluation.java import MeteorProcess, meteor_counts, meteor_of_sums, running_meteor, spice
 from diffcap.evaluation.ngrams import BLEU, Array, CiderD, bleu_counts, bleu_of_sums, rouge_l
+from diffcap.text.characters import uses_characters
 
 SAMPLES_PER_CHUNK = 64  # samples generated at once; for n pairs, they need memory for 64 x n counts
 
@@ -165,8 +167,10 @@ def compare(
         "wins": group -> {"b", "a", "tie"}: the numbers of pairs for which b, a or neither has the higher CIDEr-D.
         "scores": id -> [CIDEr-D of a, CIDEr-D of b], with the document frequencies of all pairs.
     """
-    unavailable = unavailable_metrics(metrics)
-    available = [name for name in metrics if name not in unavailable]
+    excluded = set(unavailable_metrics(metrics))
+    if uses_characters(caption for texts in references.values() for caption in texts):
+        excluded.update(ENGLISH_METRICS)
+    available = [name for name in metrics if name not in excluded]
     captions = {"the first run": a, "the second run": b}  # the names are for messages
     hypotheses, reference_tokens = tokenize_together(captions, references, tokenizer)
     systems = list(hypotheses.values())

@@ -16,10 +16,12 @@ import numpy as np
 
 from diffcap.evaluation.java import meteor, ptb_tokens, spice, spice_install_hint
 from diffcap.evaluation.ngrams import BLEU, CiderD, Groups, Hypotheses, References, bleu_counts, bleu_of_sums, rouge_l
+from diffcap.text.characters import split_characters, uses_characters
 from diffcap.utils.errors import DiffcapError
 
 FAST_METRICS = (*BLEU, "ROUGE-L", "CIDEr-D")  # metrics that need no Java program
 ALL_METRICS = (*BLEU, "METEOR", "ROUGE-L", "CIDEr-D", "SPICE")
+ENGLISH_METRICS = ("METEOR", "SPICE")  # their programs know English words only
 Tokenizer = Literal["ptb", "raw"]
 
 Scores = dict[str, dict[str, float]]  # group -> metric -> score
@@ -82,12 +84,17 @@ def tokenize_together(
 ) -> tuple[dict[str, dict[str, str]], dict[str, list[str]]]:
     """Check the ids of several systems, and tokenise their captions and the references in one call, because "ptb" starts Java.
 
+    If the references are compared by characters (`uses_characters`), all texts are split into characters first.
+
     The results are the captions, system -> id -> caption, and the references, id -> captions; ids in the order of `references`.
     """
     for name, captions in systems.items():
         check_ids(captions, references, f"{name}: " if name else "")
     texts = [captions[id] for captions in systems.values() for id in references]
-    texts += [caption for captions in references.values() for caption in captions]
+    all_references = [caption for captions in references.values() for caption in captions]
+    texts += all_references
+    if uses_characters(all_references):
+        texts = list(map(split_characters, texts))
     tokenised = iter(tokenize(texts, tokenizer))
     hypotheses = {name: {id: next(tokenised) for id in references} for name in systems}
     reference_tokens = {id: [next(tokenised) for _ in captions] for id, captions in references.items()}

@@ -1,5 +1,6 @@
 """The fine-tuning stage, which trains any captioner on captions. The scores of validation captions select the best checkpoint."""
 
+import itertools
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from diffcap.lit.training import OptimizerFunction, TrainingModule, adamw, init_
 from diffcap.models.captioner import Batch, Captioner
 from diffcap.models.generation import greedy
 from diffcap.registry import method_of
+from diffcap.text.characters import split_characters, uses_characters
 from diffcap.text.vocabulary import Vocabulary
 from diffcap.utils.errors import DiffcapError
 
@@ -44,6 +46,7 @@ class Captioning(TrainingModule):
     """
 
     stage = "finetune"
+    splits_characters = False  # True if the references are compared by characters
 
     def __init__(
         self,
@@ -119,6 +122,7 @@ class Captioning(TrainingModule):
     def _make_metric(self) -> None:
         """Prepare the metric of validation with the `scored_text` of each reference."""
         references = self.feature_data.val_references
+        self.splits_characters = uses_characters(itertools.chain(*references.values()))
         scored_texts = {id: [self.scored_text(caption) for caption in captions] for id, captions in references.items()}
         self.metric = CaptionMetric(scored_texts, tokenizer=self.metric_tokenizer)
 
@@ -128,9 +132,9 @@ class Captioning(TrainingModule):
         return "raw" if self.tokenizer == "ids" else self.tokenizer
 
     def scored_text(self, caption: str) -> str:
-        """Return the text that is scored: the ids of a caption's words with the tokenizer "ids", else the caption."""
+        """Return the text that is scored: the ids of a caption's words with the tokenizer "ids", else the caption, split if necessary."""
         if self.tokenizer != "ids":
-            return caption
+            return split_characters(caption) if self.splits_characters else caption
         vocabulary = self.feature_data.vocabulary
         assert isinstance(vocabulary, Vocabulary)  # `_check_settings` allows no other class
         return id_text(caption, vocabulary)
