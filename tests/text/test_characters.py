@@ -12,6 +12,8 @@ from tests.test_pair_captioner import make, noise
 from diffcap import load_captioner
 from diffcap.cli import main
 from diffcap.commands.data import prepare
+from diffcap.evaluation.bootstrap import compare
+from diffcap.lit.finetuning import Captioning
 from diffcap.records import read_dataset
 from diffcap.text.characters import join_characters, split_characters, uses_characters
 from diffcap.text.hub import ChatTemplate, HubVocabulary
@@ -84,6 +86,20 @@ def test_scores_compare_characters(tmp_path: Path, capsys: pytest.CaptureFixture
         scores.append(result["groups"]["total"])
     assert scores[0] == scores[1] == scores[2] and "METEOR" not in scores[0]
     assert 0 < scores[0]["BLEU-4"] < 1 and scores[0]["CIDEr-D"] > 1  # of whole sentences, both would be nearly 0
+
+
+def test_undivided_captions_are_compared_with_divided_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `diffcap compare`, and in the validation of a vision-language model, which writes undivided text."""
+    captions = {"1": "红色的球不见了", "2": "桌上多了一本书", "3": "没有变化"}
+    references = {id: [split_characters(text)] for id, text in captions.items()}
+    other = dict.fromkeys(captions, "没有变化")
+    scores = compare(captions, other, references, {"total": list(captions)}, "raw", samples=2)["groups"]["total"]
+    assert scores["BLEU-4"]["a"] == pytest.approx(1) and "METEOR" not in scores
+    monkeypatch.setattr(Captioning, "feature_data", Mock(val_references=references))
+    module = Captioning(Mock(spec=torch.nn.Module), tokenizer="raw")
+    module._make_metric()
+    module.metric.update(list(captions), [module.scored_text(text) for text in captions.values()])
+    assert module.metric.compute()["ROUGE-L"] == pytest.approx(1)
 
 
 def test_captions_of_two_images_are_joined(tmp_path: Path) -> None:
