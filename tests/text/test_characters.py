@@ -44,6 +44,9 @@ def test_a_character_is_a_token(text: str, tokens: str) -> None:
         (["把红色的 cup 移走了"] * 9, True),
         (["绿 色 的 方 块"] * 9, True),
         (["绿色 的 方块 被 移走 了"] * 9, False),  # divided into words
+        (["赤い スポーツカー が 駐車場 に 止まっ て いる", "プール の 横 に テニスコート が でき た"], False),
+        (["一条 高速公路 建成 了", "多了 一栋 住宅建筑", "出现 了 太阳能板 和 道路"], False),
+        (["左边的房子不见了 右边没有变化"] * 9, True),  # a blank between clauses
         (["ไม่มีการเปลี่ยนแปลง"] * 3, True),
         ([], False),
     ],

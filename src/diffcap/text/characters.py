@@ -16,7 +16,7 @@ _MARKS = (
 _LETTER = re.compile(f"[{_LETTERS}]")
 _TOKEN = re.compile(rf"[{_LETTERS}][{_MARKS}]*|(?:(?![{_LETTERS}])[\w'\u2019.-])+")
 _ADJACENT = re.compile(rf"[{_LETTERS}][{_MARKS}]*(?![{_MARKS}])[{_LETTERS}]")
-_UNDIVIDED = re.compile(f"[{_EAST_ASIAN}]{{4,}}|[{_SOUTH_EAST_ASIAN}]{{16,}}")  # letters of several words
+_LONGER_THAN_WORDS = re.compile(f"[{_EAST_ASIAN}]{{4}}|[{_SOUTH_EAST_ASIAN}]{{8}}")  # most words have fewer letters
 _BLANK_BETWEEN = re.compile(rf"(?<=[{_LETTERS}{_MARKS}]) (?=[{_LETTERS}])")
 
 
@@ -46,9 +46,12 @@ def uses_characters(captions: Iterable[str]) -> bool:
 
     Over 5 % of them are mostly in such a script, and most of those have no blanks between words, or blanks between all characters.
     """
-    texts = list(captions)
+    texts = [" ".join(text.split()) for text in captions]
     written = [
         text for text in texts if not text.isascii() and 2 * len(_LETTER.findall(text)) > sum(map(str.isalpha, text))
     ]
-    num_undivided = sum(bool(_UNDIVIDED.search(text)) or not _ADJACENT.search(text) for text in written)
+    num_undivided = sum(
+        not _ADJACENT.search(text) or len(_LONGER_THAN_WORDS.findall(text)) > len(_BLANK_BETWEEN.findall(text))
+        for text in written
+    )
     return 20 * len(written) > len(texts) and 2 * num_undivided > len(written)
