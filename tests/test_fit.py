@@ -145,4 +145,6 @@ def test_datasets_whose_images_cannot_be_fitted(
     write_list(pairs, **values)
     with pytest.raises(DiffcapError, match=sentence):
         prepare(dataset, str(pairs), str(pairs / "out"), fit="register", strict=strict)
+    with pytest.raises(DiffcapError, match="--strict is for --fit register; add it"):
+        prepare("desk", str(pairs), str(pairs / "out"), fit="pad", strict=True)
     assert not (pairs / "out" / "manifest.jsonl").exists()

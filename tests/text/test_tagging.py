@@ -147,6 +147,8 @@ TREEBANK = """# sent_id = 1
 3.1\tghost\t_\tX\t_\t_\t_\t_\t_\t_
 4\t.\t.\tPUNCT\t.\t_\t3\tpunct\t_\t_
 
+1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_
+
 1\tYes\tyes\tINTJ\tUH\t_\t0\troot\t_\t_
 """
 

@@ -60,6 +60,15 @@ def test_an_image_with_few_corners_is_registered_by_its_brightness() -> None:
     assert fitted.measured["movement"] == pytest.approx(np.hypot(17, 9), abs=1) and fitted.measured["inliers"] < 25
 
 
+def test_a_thing_that_moved_is_not_taken_for_the_camera() -> None:
+    images = [picture(1, 40, blur=8) for _ in range(2)]
+    for x, image in zip((60, 100), images):
+        image.paste(picture(9, 400).crop((0, 0, 140, 120)), (x, 40))
+    assert fit_pair(*images, "register").note.startswith("not registered, they agree better as they are")
+    with pytest.raises(DiffcapError, match="cannot be registered: they agree better as they are; give another image"):
+        fit_pair(*images, "register", strict=True)
+
+
 @pytest.mark.parametrize("size", [SIZE, (300, 400)])
 def test_unrelated_images_are_left_alone_or_refused(size: tuple[int, int]) -> None:
     before, after = picture(3), picture(4).resize(size)
@@ -75,6 +84,7 @@ def test_images_that_fit_are_not_touched() -> None:
     after.paste((255, 0, 0), (40, 40, 110, 90))  # the change
     for images in ((before, after), (blank, blank)):
         assert fit_pair(*images, "register", strict=True)[:3] == (*images, "")
+    assert fit_pair(before, before.resize((960, 640)), "register").measured["movement"] < 1  # type: ignore[index]
 
 
 def test_pad_and_crop_change_different_sizes_only() -> None:

@@ -80,7 +80,9 @@ def test_a_photo_in_heic_is_read_with_its_package(tmp_path: Path, monkeypatch: p
         assert "a HEIC photo, which cannot be decoded; run: pip install 'diffcap[heic]', or" in refused(
             tmp_path / "a.heic"
         )
-    read = np.asarray(read_image(tmp_path / "a.heic").image)
+    for _ in range(2):
+        read = np.asarray(read_image(tmp_path / "a.heic").image)
+        Image.ID.remove("HEIF")  # as in a thread that has listed the formats before another one adds this one
     assert np.abs(read.astype(int) - pixels).mean() < 8 and image_problem(tmp_path / "a.heic") == ""
     (tmp_path / "b.heic").write_bytes((tmp_path / "a.heic").read_bytes()[:600])
     assert "b.heic" in refused(tmp_path / "b.heic")

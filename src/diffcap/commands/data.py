@@ -67,6 +67,8 @@ def prepare(
         gone_images: frozenset[str] = frozenset()  # paths of images that no longer exist on the web
         if fit != "stretch" and spec.reader != OWN_READER:
             raise DiffcapError(f"--fit {fit} is for your own pairs; the images of {dataset} are used as published.")
+        if strict and fit != "register":
+            raise DiffcapError("--strict is for --fit register; add it, or remove --strict.")
         if spec.rendered:
             if source is not None:
                 raise DiffcapError(f"{dataset} is rendered and has no source files; omit --source (DATA=).")
@@ -94,9 +96,8 @@ def prepare(
                     f'{root}: has train pairs and no val pairs with captions, which select a checkpoint; give some pairs the split "val".'
                 )
             if fit != "stretch":
-                fitted_folder = folder / "fitted"
-                records, ranges = write_fitted(records, root, fitted_folder, fit, strict), {}
-                root = fitted_folder
+                records, ranges = write_fitted(records, root, folder / "fitted", fit, strict), {}
+                root = folder / "fitted"
         options: JsonDict = {"missing": missing, "check": check}
         options |= {"augmented": True} if augmented else {}
         options |= {"fit": fit, "strict": strict} if fit != "stretch" else {}

@@ -111,11 +111,9 @@ def read_conllu(path: str | Path) -> list[TaggedSentence]:
 
     with Path(path).open(encoding="utf-8") as file, wrap_errors(path, "not a CoNLL-U file", "correct or replace it"):
         content, _ = CoNLL.load_conll(file)
-    sentences = []
-    for rows in content:
-        columns = [row for row in rows if row[0].isdigit()]  # not "3-4", a multi-word token
-        sentences.append([(row[1].replace(" ", "_"), row[3]) for row in columns])
-    if not any(sentences):
+    words = ([row for row in rows if row[0].isdigit()] for rows in content)  # not "3-4", a multi-word token
+    sentences = [[(row[1].replace(" ", "_"), row[3]) for row in rows] for rows in words if rows]
+    if not sentences:
         raise DiffcapError(f"{path}: the file has no tagged word; give a CoNLL-U file.")
     for word, tag in (pair for sentence in sentences for pair in sentence):
         if tag not in _UPOS_TAGS.split():

@@ -42,12 +42,12 @@ def lost_process(reason: str) -> str:
 
 @contextmanager
 def wrap_errors(where: object, fault: str, remedy: str) -> Iterator[None]:
-    """Turn any error of damaged or foreign content into a `DiffcapError` with the message `<where>: <fault> (<reason>); <remedy>.`"""
+    """Turn any error except a full disk into a `DiffcapError` with the message `<where>: <fault> (<reason>); <remedy>.`"""
     try:
         yield
-    except DiffcapError:
-        raise
     except Exception as error:  # foreign content may raise any error
+        if isinstance(error, DiffcapError) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise
         reason = one_line(error)
         if isinstance(error, KeyError):
             reason += " is missing"

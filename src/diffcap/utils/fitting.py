@@ -17,6 +17,7 @@ _MIN_INLIERS, _MIN_INLIER_SHARE = 25, 0.25  # points that agree with the movemen
 _MIN_CORRELATION = {"SIFT": 0.3, "ECC": 0.8}
 _FITS = "the images fit already"
 _MIN_MOVEMENT = 0.5  # pixels; the images fit already if they differ by less
+_MAX_ERROR = 2  # pixels; they also fit if they differ by less, and the movement found makes them agree less
 
 
 class FittedPair(NamedTuple):
@@ -95,9 +96,8 @@ def _shrink(image: Image.Image) -> tuple[Any, Any]:
     gray = image.convert("L")
     gray.thumbnail((_SIDE, _SIDE), Image.Resampling.BOX)
     x, y = np.divide(image.size, gray.size)
-    return np.asarray(gray), np.array(
-        [[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]]
-    )  # pixel centers are at 0, 1, ...
+    enlarge = np.array([[x, 0, (x - 1) / 2], [0, y, (y - 1) / 2], [0, 0, 1]])  # pixel centers are at 0, 1, ...
+    return np.asarray(gray), enlarge
 
 
 def _match_points(cv2: Any, before: Any, after: Any) -> tuple[Any, int]:
@@ -140,11 +140,12 @@ def _judge(cv2: Any, before: Any, after: Any, movement: Any, threshold: float) -
     height, width = before.shape
     size = after.shape[::-1]
     corners = np.array([[0, 0], [width, 0], [width, height], [0, height]], float)
+    resized_corners = corners * np.divide(size, (width, height))
     moved_corners = cv2.perspectiveTransform(corners[:, None], movement)[:, 0].astype(np.float32)
     area = cv2.contourArea(moved_corners) / before.size  # relative to that of the image before
     covered = cv2.warpPerspective(np.ones_like(before), movement, size) > 0
     moved = cv2.warpPerspective(before, movement, size)
-    measured = {"movement": float(np.linalg.norm(moved_corners - corners, axis=1).mean())}
+    measured = {"movement": float(np.linalg.norm(moved_corners - resized_corners, axis=1).mean())}
     if not cv2.isContourConvex(moved_corners) or not 0.25 < area < 4:
         return "the movement found is not that of a camera", measured, covered
     if covered.mean() < 0.4:
@@ -152,9 +153,12 @@ def _judge(cv2: Any, before: Any, after: Any, movement: Any, threshold: float) -
     measured["correlation"] = _correlation(moved[covered], after[covered])
     if measured["correlation"] < threshold:
         return "the common area does not agree", measured, covered
-    is_same_size = before.shape == after.shape
-    if is_same_size and (measured["movement"] < _MIN_MOVEMENT or measured["correlation"] < _correlation(before, after)):
-        return _FITS, measured, covered
+    if before.shape == after.shape:
+        agrees_less = measured["correlation"] < _correlation(before, after)
+        if measured["movement"] < (_MAX_ERROR if agrees_less else _MIN_MOVEMENT):
+            return _FITS, measured, covered
+        if agrees_less:
+            return "they agree better as they are", measured, covered
     return "", measured, covered
 
 

@@ -195,9 +195,8 @@ class _Conversion:
                 tags: Any = image.tag_v2  # type: ignore[attr-defined]
                 has_one_of_several_bands = len(image.getbands()) == 1 < tags.get(_SAMPLES_PER_PIXEL, 1)
                 is_deep = max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8
-                if has_one_of_several_bands or (
-                    is_deep and tags.get(_PLANAR) == 2
-                ):  # 2: each band is stored separately
+                has_separate_bands = tags.get(_PLANAR) == 2  # each band is stored separately
+                if has_one_of_several_bands or (is_deep and has_separate_bands):
                     raise ValueError("Pillow would decode other pixels")
             return self.to_rgb(image)
         except Image.DecompressionBombError as error:
@@ -208,7 +207,7 @@ class _Conversion:
             start = file.read(2048)
             if start.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):  # a TIFF
                 return self.to_rgb(self.from_tiff(file))
-            if start[4:8] == b"ftyp" and "HEIF" not in Image.OPEN:  # a HEIC photo
+            if start[4:8] == b"ftyp" and "HEIF" not in formats:  # a HEIC photo
                 with suppress(ImportError):
                     from pillow_heif import register_heif_opener
 
