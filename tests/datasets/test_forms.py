@@ -41,6 +41,7 @@ def rows(form: Any) -> list[dict[str, Any]]:
 def test_messages_with_equal_images_are_one_pair(tmp_path: Path, form: Any, suffix: str) -> None:
     (write_json if suffix == ".json" else write_lines)(tmp_path / f"changes{suffix}", rows(form))
     write_json(tmp_path / "dataset_info.json", {"changes": {"file_name": "changes.json"}})
+    write_lines(tmp_path / "manifest.jsonl", [])  # the folder is also the output folder
     pairs = read_pairs("desk", tmp_path)
     assert len(pairs) == 40
     assert {pair.split for pair in pairs} == {"train", "val", "test"}
@@ -49,7 +50,11 @@ def test_messages_with_equal_images_are_one_pair(tmp_path: Path, form: Any, suff
 
 
 def test_a_list_for_each_split(tmp_path: Path) -> None:
-    plain = {"before": "a/1.png", "after": "b/1.png", "caption": "the cup is gone"}
+    plain = {"before": "a/1.png", "after": "b/1.png", "caption": ["the cup is gone"]}
+    same = messages(2, "no cup", images=["./a/2.png", "b//2.png"])
+    write_json(tmp_path / "test.json", [messages(2, "the cup is gone"), same])  # without a list of the others
+    (pair,) = read_pairs("desk", tmp_path)
+    assert (pair.split, pair.captions) == ("test", ["the cup is gone", "no cup"])
     for number, name in enumerate(("train", "val", "test")):
         write_json(tmp_path / f"{name}.json", [messages(number, "the cup is gone") if number != 1 else plain])
     assert read_pairs("desk", tmp_path) == [
@@ -58,6 +63,8 @@ def test_a_list_for_each_split(tmp_path: Path) -> None:
     ]
     write_lines(tmp_path / "b.jsonl", [])
     assert "several lists of pairs (test.json, train.json, val.json, b.jsonl)" in refusal("desk", tmp_path)
+    write_json(tmp_path / "captions.json", {"images": [{"filename": "7.png", "split": "test", "sentences": []}]})
+    assert [pair.id for pair in read_pairs("desk", tmp_path)] == ["7"]  # not one of the lists
 
 
 def test_metadata_of_hugging_face(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@
   Or `conversations` with "from" ("human", "gpt") and "value". Rows with equal images become one pair with several captions.
 """
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from diffcap.datasets.checks import PlacedRow, Row, read_entries
@@ -17,6 +17,7 @@ from diffcap.records import read_json_lines
 from diffcap.utils.errors import DiffcapError
 
 METADATA = "metadata.jsonl"
+_OUTPUTS = ("manifest.jsonl", "negatives.jsonl", "audit.jsonl")  # of diffcap, if this is also its output folder
 # Name of a file or folder -> split.
 _SPLITS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "dev": "val", "test": "test"}
 _MESSAGE_KEYS = {"messages": ("role", "content"), "conversations": ("from", "value")}  # list of turns -> keys of a turn
@@ -32,7 +33,7 @@ def find_lists(folder: Path, json_lists: list[Path]) -> list[Path]:
     files = [path for name in ("", *_SPLITS) if (path := folder / name / METADATA).is_file()]
     if files:
         return files
-    files = [*json_lists, *sorted(folder.glob("*.jsonl"))]
+    files = [*json_lists, *(file for file in sorted(folder.glob("*.jsonl")) if file.name not in _OUTPUTS)]
     if len(files) > 1 and not all(file.stem in _SPLITS for file in files):
         names = ", ".join(file.name for file in files)
         raise DiffcapError(
@@ -42,18 +43,20 @@ def find_lists(folder: Path, json_lists: list[Path]) -> list[Path]:
 
 
 def read_lists(folder: Path, files: list[Path]) -> list[PlacedRow]:
-    """Return the rows of the files of `find_lists`. With several files, their names or those of their folders are the splits."""
+    """Return the rows of the files of `find_lists`. The names of the files, or of their folders, are splits, except a lone "train"."""
     rows: list[PlacedRow] = []
     row_of_images: dict[tuple[Any, ...], Row] = {}  # of messages
     for file in files:
-        split = _SPLITS.get(file.parent.name if file.name == METADATA else file.stem) if len(files) > 1 else None
+        location = file.parent.relative_to(folder)
+        name = location.name if file.name == METADATA else file.stem
+        split = _SPLITS.get(name) if name != "train" or len(files) > 1 else None  # the reader divides a lone "train"
         rows_of_file = read_json_lines(file) if file.suffix == ".jsonl" else read_entries(file, "pairs", "correct it")
         for place, entry in rows_of_file:
             has_messages = not _MESSAGE_KEYS.keys().isdisjoint(entry)
-            row = _row_of_messages(entry, place) if has_messages else _plain_row(entry, file.parent.relative_to(folder))
+            row = _row_of_messages(entry, place) if has_messages else _plain_row(entry, location)
             if split:
                 row = {"split": split, **row}
-            key = (row.get("split", ""), row.get("before"), row.get("after"))
+            key = (str(row.get("split")), *(PurePosixPath(str(row.get(side))) for side in ("before", "after")))
             if has_messages and key in row_of_images:
                 row_of_images[key]["captions"] += row["captions"]
                 continue
@@ -69,8 +72,8 @@ def _plain_row(entry: Row, folder: Path) -> Row:
         if isinstance(path := row.pop(f"{key}_file_name", None), str):
             row[key] = (folder / path).as_posix()  # the reader of the rows refuses a path with ".."
     key = next((key for key in ("captions", "caption", "text") if key in row), "")
-    if isinstance(row.get(key), str):
-        row["captions"] = [row.pop(key)]
+    if key:
+        row["captions"] = [row.pop(key)] if isinstance(row[key], str) else row.pop(key)
     return row
 
 

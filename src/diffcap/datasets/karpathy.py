@@ -62,8 +62,7 @@ def read_levir_mci(folder: Path) -> list[ChangePair]:
     A mask may disagree with `changeflag`, which describes the captions. `diffcap audit` lists such pairs.
     """
     pairs = read_levir_cc(folder, all_masks=True)
-    unmasked_pair = next((pair for pair in pairs if "mask" not in pair.extra), None)
-    if unmasked_pair:
+    if unmasked_pair := next((pair for pair in pairs if "mask" not in pair.extra), None):
         raise DiffcapError(
             f"{folder}: the {unmasked_pair.split} images have no folder label, which holds the masks of LEVIR-MCI; fetch it, or read the "
             "folder as DATASET=levir_cc."

@@ -82,16 +82,14 @@ def read(folder: Path) -> list[ChangePair]:
             elif isinstance(content.get("images"), list) and "annotations" not in content:  # COCO's form has this key
                 json_files.append(file)
     tables = [folder / name for name in TABLE_NAMES if (folder / name).is_file()]
-    lists = tables or find_lists(folder, json_lists)
     file_names = ", ".join(file.name for file in json_files)
-    if lists and json_files:
-        raise DiffcapError(f"{folder}: has both {lists[0].name} and {file_names}; keep one of the two formats.")
+    if tables and json_files:
+        raise DiffcapError(f"{folder}: has both {tables[0].name} and {file_names}; keep one of the two formats.")
     if tables:
-        rows = list(read_rows(tables[0]))
-        if tables[0].suffix != ".jsonl":
-            rows = [(place, _parse_cells(row)) for place, row in rows]
+        has_cells = tables[0].suffix != ".jsonl"
+        rows = [(place, _parse_cells(row) if has_cells else row) for place, row in read_rows(tables[0])]
         return _make_pairs(rows, tables[0])
-    if lists:
+    if not json_files and (lists := find_lists(folder, json_lists)):
         return _make_pairs(read_lists(folder, lists), lists[0])
     if len(json_files) > 1:
         raise DiffcapError(f"{folder}: has several JSON files with images ({file_names}); keep one of them.")
@@ -103,8 +101,7 @@ def read(folder: Path) -> list[ChangePair]:
             'per line: {"before": "a.png", "after": "b.png", "captions": ["..."]}, or choose a dataset that has a reader '
             f"({', '.join(sorted(datasets()))})."
         )
-    (json_file,) = json_files
-    return read_files(folder, {json_file: ""}, *IMAGE_LAYOUTS)
+    return read_files(folder, {json_files[0]: ""}, *IMAGE_LAYOUTS)
 
 
 def _make_pairs(rows: Sequence[PlacedRow], table_file: Path) -> list[ChangePair]:
@@ -112,15 +109,18 @@ def _make_pairs(rows: Sequence[PlacedRow], table_file: Path) -> list[ChangePair]
     image_paths = [[_check_image_path(row.get(key), key, place) for key in ("before", "after")] for place, row in rows]
     values = zip(rows, image_paths, make_default_ids(image_paths))
     pairs = [_make_pair(row, place, before, after, id) for (place, row), (before, after), id in values]
-    unsplit = [place for (place, _), pair in zip(rows, pairs) if not pair.split]
+    place_of_id: dict[str, str] = {}
+    for (place, _), pair in zip(rows, pairs):
+        if (other := place_of_id.setdefault(pair.id, place)) != place:
+            raise DiffcapError(f"{place}: the id {pair.id!r} is also in {other}; give every pair its own id.")
+    unsplit = [place_of_id[pair.id] for pair in pairs if not pair.split]
     if not unsplit:
         return pairs
     if len(unsplit) < len(pairs):
         raise DiffcapError(f'{unsplit[0]}: no "split", while other lines have one; give it on every line or on none.')
-    no_caption = next((pair for pair in pairs if not pair.captions), None)
-    if no_caption:
+    if pair_id := next((pair.id for pair in pairs if not pair.captions), None):
         raise DiffcapError(
-            f"{table_file}: the pair {no_caption.id!r} has no caption, so it cannot be used for training; "
+            f"{place_of_id[pair_id]}: this pair has no caption, so it cannot be used for training; "
             'give every line a "split", and this one "test".'
         )
     return draw_splits(pairs, table_file)
@@ -230,6 +230,8 @@ def _make_pair(values: dict[str, Any], place: str, before: str, after: str, defa
         found = f', and "{similar_keys[0]}" is not a known key' if similar_keys else ""
         raise DiffcapError(f'{place}: "captions" is missing{found}; write "captions": ["a sentence", ...].')
     captions = check_sentences(values.pop("captions"), place, "captions")
+    if any(map(is_blank, captions)):
+        raise DiffcapError(f"{place}: a blank caption; write its text or remove it.")
     pair_id, split = str(values.pop("id", default_id)), values.pop("split", None) or ""
     change_type, is_distractor = values.pop("change_type", None), values.pop("is_distractor", False)
     if change_type in RESERVED_CHANGE_TYPES and not is_distractor:
@@ -272,8 +274,7 @@ def read_rows(table_file: Path) -> Iterable[PlacedRow]:
         columns = ["before", "after"]  # two columns of image paths, without a header
     else:
         raise DiffcapError(f'{table_file}: its first line must name the columns, among them "before" and "after".')
-    name = next((name for name in ("before", "after", "id", "caption") if columns.count(name) > 1), None)
-    if name:
+    if name := next((name for name in ("before", "after", "id", "caption") if columns.count(name) > 1), None):
         raise DiffcapError(f'{table_file}, line 1: {columns.count(name)} columns are named "{name}"; keep one of them.')
     for line_number, cells in numbered_cells:
         if any(cell.strip() for cell in cells[len(columns) :]):
