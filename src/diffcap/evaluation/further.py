@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diffcap.checkpoints.base_models import base_sha256
-from diffcap.checkpoints.hub_access import check_connection
+from diffcap.checkpoints.hub_access import check_repository_name, hub_errors
 from diffcap.evaluation.bootstrap import bootstrap_sums
 from diffcap.evaluation.captions import ALL_METRICS, Groups
 from diffcap.record import digest
@@ -58,7 +58,9 @@ def judge(source: str) -> Measure:
         model = ServedModel(source, "", max_length=_JUDGE_TOKENS)
         origin = {"model": model.name}
     else:
-        origin, pipeline = _load("text-generation", source)
+        origin, pipeline = _load("text-generation", source, _find(source))
+        if not getattr(pipeline.tokenizer, "chat_template", None):
+            raise DiffcapError(f"{source}: has no chat template, so it cannot judge; use an instruction-tuned model.")
     options = {"max_new_tokens": _JUDGE_TOKENS, "do_sample": False, "return_full_text": False}
 
     def score(text: Text) -> Values:
@@ -96,10 +98,13 @@ def embedding(source: str) -> Measure:
 
     `source` is the folder of a model of sentence-transformers, or its name on the Hub. Its embedding is the mean over the tokens.
     """
-    pooling_file = Path(source) / "1_Pooling/config.json"
-    if pooling_file.is_file() and not read_json(pooling_file).get("pooling_mode_mean_tokens", True):
+    folder = _find(source)
+    file = folder / "1_Pooling/config.json"  # only sentence-transformers writes it
+    pooling = read_json(file) if file.is_file() else {"pooling_mode": "mean"}
+    modes = {key: value for key, value in pooling.items() if key.startswith("pooling_mode") and value}
+    if modes not in ({"pooling_mode": "mean"}, {"pooling_mode_mean_tokens": True}):
         raise DiffcapError(f"{source}: its embedding is not the mean over the tokens; use a model with mean pooling.")
-    origin, pipeline = _load("feature-extraction", source)
+    origin, pipeline = _load("feature-extraction", source, folder)
 
     @cache
     def embed(sentence: str) -> Any:
@@ -115,17 +120,28 @@ def embedding(source: str) -> Measure:
     return Measure(origin, ("best", "mean"), score)
 
 
-def _load(task: str, source: str) -> tuple[dict[str, Any], Any]:
+def _find(source: str) -> Path:
+    """Return the folder of a model; that of its commit in the Hub's cache for the name `user/name` or `user/name@revision`."""
+    if Path(source).is_dir():
+        return Path(source)
+    name, _, revision = source.partition("@")
+    check_repository_name(name)
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.txt", "*.jinja", "*.model", "*.safetensors"]
+    with hub_errors(name):
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+
+
+def _load(task: str, source: str, folder: Path) -> tuple[dict[str, Any], Any]:
     """Return what identifies a model, and its pipeline of transformers."""
-    check_connection([source])
     transformers = import_transformers()
     options = {"trust_remote_code": False, "model_kwargs": {"use_safetensors": True}}
     with wrap_errors(source, f"no model for {task}", "give the folder of a model, or its name on the Hugging Face Hub"):
-        pipeline = transformers.pipeline(task, source, **options)
-    folder = Path(source)
-    if folder.is_dir():
+        pipeline = transformers.pipeline(task, str(folder), **options)
+    if Path(source).is_dir():
         return {"model": folder.resolve().name, "sha256": base_sha256(folder)}, pipeline
-    return {"model": source, "revision": pipeline.model.config._commit_hash}, pipeline
+    return {"model": source.partition("@")[0], "revision": folder.name}, pipeline
 
 
 def choose_metrics(
