@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(answering, "RETRY_SECONDS", (0.0, 0.0))
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\n")
     with Server() as server:
         yield server
         server.shutdown()
@@ -112,6 +112,7 @@ BROKEN = (500, "Internal Server Error", AT_ONCE)
         ([(200, {**completion(), "usage": None}, {})], 1, None),
         ([(200, completion("<think>Is it?</think>\nThe cube is gone."), {})], 1, None),
         ([(400, {"error": {"message": "use max_completion_tokens"}}, {})], 2, None),
+        ([(400, {"error": {"message": "temperature is not supported"}}, {})], 2, None),
         ([BROKEN] * 9, 3, r"no answer \(500: Internal Server Error\); see"),
         ([(400, ERROR, {})], 1, "no answer .400"),
         ([(200, {"hello": 1}, {})], 1, "not a chat completion"),
@@ -119,6 +120,7 @@ BROKEN = (500, "Internal Server Error", AT_ONCE)
         ([(200, {**completion(), "choices": []}, {})], 1, "not a chat completion"),
         ([(200, completion(["a"]), {})], 1, "not a chat completion"),
         ([(200, completion(None), {})], 1, "the answer is empty; use another"),
+        ([(200, completion("..."), {})], 1, "the answer is empty; use another"),
         ([(200, completion("<think>Is it", "length"), {})], 1, "all its tokens were reasoning"),
         # All requests would fail, so the command ends.
         ([REFUSED], 1, r"refused \(401: .*bad key \*\*\*.*set OPENAI_API_KEY"),
@@ -192,6 +194,8 @@ def test_what_is_refused(server: Server, tmp_path: Path, monkeypatch: pytest.Mon
     for more in (("export", server.source), ("push", server.source, "user/name"), ("average", server.source, "a.ckpt")):
         assert "openai:some/model:7b: a model behind a server" in str(run(*more)), more
     assert not server.requests
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-sécret")
+    assert "set OPENAI_API_KEY to it (ASCII only)" in str(run(*words)) and "cret" not in str(run(*words))
     monkeypatch.delenv("OPENAI_API_KEY")
     assert load_captioner(server.source, "cpu")(*EXAMPLES).text and server.keys == {"Bearer none"}
     for source, error in (

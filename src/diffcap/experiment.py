@@ -14,6 +14,7 @@ from typing import Any
 
 from diffcap.compose import MIXED, compose
 from diffcap.datasets.registry import SHIPPED_BACKBONES, get_dataset
+from diffcap.record import digest
 from diffcap.records import JsonDict, read_json
 from diffcap.registry import Method, get_method, methods
 from diffcap.run_folder import (
@@ -83,7 +84,7 @@ class Experiment:
     pretrain: str = _option("yes, or no to fine-tune from scratch (default: set by the ablation, else yes)")
     pretraining: str = _option("folder of the pre-training that fine-tuning starts from (default: <run>/pretrain)")
     captioner: str = _option("stage whose captioner is evaluated: finetune or reinforce", FINETUNE)
-    eval: str = _option("what eval evaluates: captions, swap (also of after, before), or retrieval", CAPTIONS)
+    eval: str = _option("what eval and zeroshot score: captions, swap (also of after, before), or retrieval", CAPTIONS)
     extra: str = _option(
         "more datasets to pre-train on (those in about.pretraining.extra of the method's file), separated by commas: one with "
         "captions gets a pre-training before the main one, one with classes is added to the main one; mixed adds all to the main one"
@@ -102,8 +103,9 @@ class Experiment:
             setattr(self, name, self.explicit_values.get(name) or values.get(name) or variable.metadata["default"])
         self.dataset_spec, self.method_spec = get_dataset(self.dataset), get_method(self.method)
         self.base_model = self.vlm  # pre-trained model from which the captioner is made; "": see the settings
-        # "openai:user/name@http..." -> "openai-user-name"
-        served = re.sub(r"[^\w.-]+", "-", served_name(self.base_model) or "")
+        # "openai:user/name@http..." -> "openai-user-name-<hash>". The hash differs from that of "openai:user-name".
+        served = served_name(self.base_model) or ""
+        served = served and re.sub(r"[^\w.-]+", "-", f"{served}-{digest(served)[:6]}")
         self.base_model_name = served or Path(self.base_model.partition("@")[0]).name  # "user/name@revision" -> "name"
         # The names in `extra`, and an experiment for each dataset. The user prepares each dataset by `make data DATASET=<name>`.
         self.extras = tuple(filter(None, (name.strip() for name in self.extra.split(","))))
@@ -163,8 +165,7 @@ class Experiment:
         pretraining = self.method_spec.pretraining
         self.pretrained_checkpoint = Path(self.pretraining) / (pretraining.checkpoint if pretraining else LAST)
         # True if fine-tuning starts from a pre-training in this run's folder. With PRETRAINING or in a sweep, it starts from another run's.
-        is_own_folder = Path(self.pretraining) == self.stage_folder(PRETRAIN)
-        self.owns_pretraining = self.has_pretraining and is_own_folder
+        self.owns_pretraining = self.has_pretraining and Path(self.pretraining) == self.stage_folder(PRETRAIN)
         self.checkpoint = self.stage_folder(self.captioner) / BEST  # the trained captioner
         self.evaluated_stage = PRETRAIN if self.eval == RETRIEVAL else self.captioner
         self.evaluated_checkpoint = self.pretrained_checkpoint if self.eval == RETRIEVAL else self.checkpoint

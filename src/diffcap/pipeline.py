@@ -139,8 +139,9 @@ def check_used(given: Mapping[str, str], goals: Sequence[str], experiments: Iter
             used.add("tagger")
         if e.has_pretraining and (FINETUNE in stages or is_retrieval):
             used.add("pretraining")
-        if "eval" in stages:
-            used |= {"eval"} if is_retrieval else {"eval", "captioner"}
+        if "eval" in stages and not is_retrieval:
+            used.add("captioner")
+        used |= {"eval"} if stages & {"eval", ZERO_SHOT} else set()
     if unused := [name for name in given if name not in used]:
         name, value = unused[0].upper(), given[unused[0]]
         raise DiffcapError(f"{name}={value}: {' '.join(goals)} with METHOD={e.method} does not use {name}; omit it.")

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
+from huggingface_hub import snapshot_download
 
 from diffcap.checkpoints.base_models import base_sha256
 from diffcap.checkpoints.hub_access import check_repository_name, hub_errors
@@ -56,17 +57,16 @@ def judge(source: str) -> Measure:
     is_served = source.startswith(SERVED)
     if is_served:
         model = ServedModel(source, "", max_length=_JUDGE_TOKENS)
-        origin = {"model": model.name}
+        origin: dict[str, Any] = {"model": model.name}
     else:
-        origin, pipeline = _load("text-generation", source, _find(source))
+        _, origin, pipeline = _load("text-generation", source)
         if not getattr(pipeline.tokenizer, "chat_template", None):
             raise DiffcapError(f"{source}: has no chat template, so it cannot judge; use an instruction-tuned model.")
     options = {"max_new_tokens": _JUDGE_TOKENS, "do_sample": False, "return_full_text": False}
 
     def score(text: Text) -> Values:
         caption, references = text
-        lines = [f"- {reference}" for reference in references]
-        prompt = JUDGE_PROMPT.format(caption=caption, references="\n".join(lines))
+        prompt = JUDGE_PROMPT.format(caption=caption, references="\n".join(f"- {text}" for text in references))
         try:
             if is_served:
                 return parse_verdicts(model.ask([prompt]).text)
@@ -77,9 +77,8 @@ def judge(source: str) -> Measure:
         except DiffcapError as error:  # of this request only, such as an empty answer
             return dict.fromkeys(VERDICTS) | {"error": str(error)}
 
-    prompt_hash = hashlib.sha256(JUDGE_PROMPT.encode()).hexdigest()
-    prompt_entries = {"prompt_version": PROMPT_VERSION, "prompt_sha256": prompt_hash}
-    return Measure(origin | prompt_entries, VERDICTS, score, num_threads=8 if is_served else 1)
+    origin |= {"prompt_version": PROMPT_VERSION, "prompt_sha256": hashlib.sha256(JUDGE_PROMPT.encode()).hexdigest()}
+    return Measure(origin, VERDICTS, score, num_threads=8 if is_served else 1)
 
 
 def parse_verdicts(answer: str) -> Values:
@@ -98,18 +97,16 @@ def embedding(source: str) -> Measure:
 
     `source` is the folder of a model of sentence-transformers, or its name on the Hub. Its embedding is the mean over the tokens.
     """
-    folder = _find(source)
+    folder, origin, pipeline = _load("feature-extraction", source)
     file = folder / "1_Pooling/config.json"  # only sentence-transformers writes it
     pooling = read_json(file) if file.is_file() else {"pooling_mode": "mean"}
     modes = {key: value for key, value in pooling.items() if key.startswith("pooling_mode") and value}
     if modes not in ({"pooling_mode": "mean"}, {"pooling_mode_mean_tokens": True}):
         raise DiffcapError(f"{source}: its embedding is not the mean over the tokens; use a model with mean pooling.")
-    origin, pipeline = _load("feature-extraction", source, folder)
 
     @cache
     def embed(sentence: str) -> Any:
-        states = pipeline(sentence, return_tensors=True, truncation=True)[0]  # (T, D)
-        vector = states.mean(0)
+        vector = pipeline(sentence, return_tensors=True, truncation=True)[0].mean(0)  # of (T, D)
         return vector / vector.norm()
 
     def score(text: Text) -> Values:
@@ -120,28 +117,21 @@ def embedding(source: str) -> Measure:
     return Measure(origin, ("best", "mean"), score)
 
 
-def _find(source: str) -> Path:
-    """Return the folder of a model; that of its commit in the Hub's cache for the name `user/name` or `user/name@revision`."""
-    if Path(source).is_dir():
-        return Path(source)
-    name, _, revision = source.partition("@")
-    check_repository_name(name)
-    from huggingface_hub import snapshot_download
-
-    patterns = ["*.json", "*.txt", "*.jinja", "*.model", "*.safetensors"]
-    with hub_errors(name):
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
-
-
-def _load(task: str, source: str, folder: Path) -> tuple[dict[str, Any], Any]:
-    """Return what identifies a model, and its pipeline of transformers."""
+def _load(task: str, source: str) -> tuple[Path, dict[str, Any], Any]:
+    """Return the folder of a model, which is in the Hub's cache for a name, what identifies the model, and its pipeline of transformers."""
     transformers = import_transformers()
+    folder, (name, _, revision) = Path(source), source.partition("@")
+    if is_name := not folder.is_dir():
+        check_repository_name(name)
+        patterns = ["*.json", "*.txt", "*.jinja", "*.model", "*.safetensors"]
+        with hub_errors(name):
+            folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     options = {"trust_remote_code": False, "model_kwargs": {"use_safetensors": True}}
     with wrap_errors(source, f"no model for {task}", "give the folder of a model, or its name on the Hugging Face Hub"):
         pipeline = transformers.pipeline(task, str(folder), **options)
-    if Path(source).is_dir():
-        return {"model": folder.resolve().name, "sha256": base_sha256(folder)}, pipeline
-    return {"model": source.partition("@")[0], "revision": folder.name}, pipeline
+    if is_name:
+        return folder, {"model": name, "revision": folder.name}, pipeline
+    return folder, {"model": folder.resolve().name, "sha256": base_sha256(folder)}, pipeline
 
 
 def choose_metrics(

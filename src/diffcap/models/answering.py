@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from json import JSONDecodeError
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from diffcap.models.captioner import constructor_arguments
 from diffcap.record import digest
-from diffcap.text.hub import cut_thinking
+from diffcap.text.hub import clean_answer, cut_thinking
 from diffcap.utils.errors import DiffcapError, printable, wrap_errors
 from diffcap.utils.files import SERVED
 
@@ -82,14 +83,15 @@ class ServedModel(AnsweringModel):
         except ModuleNotFoundError:
             raise DiffcapError(f"{self.name}: needs openai; run: pip install 'diffcap[api]'.") from None
         is_local = re.fullmatch(r"localhost|127(\.\d+){3}|::1", host) is not None
-        self.key = os.environ.get(KEY) or ("none" if is_local else "")
-        if not self.key:
-            raise DiffcapError(f"{self.address}: needs a key; set {KEY} to it, or to any text if the server has none.")
+        self.key = os.environ.get(KEY, "").strip() or ("none" if is_local else "")
+        if not (self.key and self.key.isascii() and self.key.isprintable()):
+            raise DiffcapError(
+                f"{self.address}: needs a key; set {KEY} to it (ASCII only), or to any text if it has none."
+            )
         super().__init__(self.name, None, prompt, sentences, max_length, digest(self.name, prompt, max_length))
         client = DefaultHttpxClient(trust_env=not is_local)  # no proxy for this machine
         # The client retries after a status of 429, 500 and more, a broken connection or a timeout (in seconds).
-        limits: Any = {"max_retries": 2, "timeout": 300.0}
-        self.client = OpenAI(api_key=self.key, base_url=self.address, http_client=client, **limits)
+        self.client = OpenAI(api_key=self.key, base_url=self.address, http_client=client, max_retries=2, timeout=300.0)
         self.options: dict[str, Any] = {"max_tokens": max_length, "temperature": 0}
 
     def answer(self, pairs: Sequence[tuple[Image, Image]]) -> list[Answer]:
@@ -107,8 +109,8 @@ class ServedModel(AnsweringModel):
             text = cut_thinking(choice.message.content or "").strip()
             counts = [int(getattr(usage, name, 0) or 0) for name in ("prompt_tokens", "completion_tokens")]
             is_cut = choice.finish_reason == "length"
-        if not text:
-            cause = " (all its tokens were reasoning)" if is_cut else ""
+        if not clean_answer(text, self.hyperparameters["sentences"]):  # such as punctuation only
+            cause = " (all its tokens were reasoning)" if is_cut and not text else ""
             raise DiffcapError(f"{self.name}: the answer is empty{cause}; use another model or prompt.")
         return Answer(text, counts[0], counts[1], time.monotonic() - start, is_cut)
 
@@ -121,14 +123,17 @@ class ServedModel(AnsweringModel):
             options = self.options
             try:
                 return self.client.chat.completions.create(model=model, messages=messages, **options)
-            except (openai.OpenAIError, ValueError) as error:  # ValueError: the JSON was cut
+            except (openai.OpenAIError, ValueError) as error:
                 status = getattr(error, "status_code", None)
                 body = error.response.text if isinstance(error, openai.APIStatusError) else ""
                 if status == 400 and "max_completion_tokens" in body and "max_tokens" in options:
                     # Reasoning models of OpenAI have another name for the limit, and accept no temperature.
                     self.options = {"max_completion_tokens": options["max_tokens"]}
                     continue
-                if (status == 429 or isinstance(error, ValueError)) and (pause := next(pauses, None)) is not None:
+                if status == 400 and "temperature" in body and "temperature" in options:
+                    self.options = {"max_tokens": options["max_tokens"]}
+                    continue
+                if (status == 429 or isinstance(error, JSONDecodeError)) and (pause := next(pauses, None)) is not None:
                     time.sleep(pause)
                     continue
                 text = f"{status}: {body}" if status else str(error.__cause__ or error)

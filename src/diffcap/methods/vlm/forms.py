@@ -41,13 +41,10 @@ def zero_shot(
         captioner = GenericVLM(base, prompt, sentences, max_length or MAX_LENGTH, dtype)
     features = {
         "name": None,  # every feature store (a dataset's stored images or features) with pixels is suitable
-        "shape": None,
         "dtype": "uint8",
         "library": "pixels",
-        "network": None,
-        "stage": None,
         "preprocessing": {"longest_side": LONGEST_SIDE},
-        "pool": None,
+        **dict.fromkeys(("shape", "network", "stage", "pool")),
     }
     metadata = {
         "format": FORMAT,
@@ -56,8 +53,7 @@ def zero_shot(
         "method": "vlm",
         **{name: captioner.hyperparameters[name] for name in ("base", "revision", "prompt")},
         "licence": captioner.licence,
-        "dataset": None,
-        "seed": None,
+        **dict.fromkeys(("dataset", "seed")),
         "tokenizer": "ptb",  # of evaluation: Penn Treebank
         "step": 0,
     }
@@ -78,18 +74,15 @@ def export(
     if not isinstance(captioner, VLM):
         raise DiffcapError(f"{checkpoint}: --form {form} is for METHOD=vlm; omit --form.")
     has_lora = hasattr(captioner.net, "peft_config")
+    fault = None
     if form == "peft" and not has_lora:
-        raise DiffcapError(
-            f"{checkpoint}: was not trained with LoRA, so it has no adapter; use --form merged, or omit --form."
-        )
-    if captioner.difference is not None:
-        raise DiffcapError(
-            f"{checkpoint}: has a difference module, which transformers does not have; omit --form for diffcap's own form."
-        )
-    if captioner.hyperparameters["four_bit"] and form == "merged":
-        raise DiffcapError(
-            f"{checkpoint}: its base model was loaded in 4 bits, into which LoRA cannot be merged without loss; use --form peft."
-        )
+        fault = "was not trained with LoRA, so it has no adapter; use --form merged, or omit --form"
+    elif captioner.difference is not None:
+        fault = "has a difference module, which transformers does not have; omit --form for diffcap's own form"
+    elif captioner.hyperparameters["four_bit"] and form == "merged":
+        fault = "its base model was loaded in 4 bits, into which LoRA cannot be merged without loss; use --form peft"
+    if fault:
+        raise DiffcapError(f"{checkpoint}: {fault}.")
     if form == "peft":
         captioner.net.save_pretrained(folder)
         return

@@ -66,8 +66,9 @@ class GenericVLM(AnsweringModel):
         answer_counts = (ids != self.tokenizer.pad_token_id).sum(1).tolist()
         seconds = (time.monotonic() - start) / len(pairs)
         limit = self.hyperparameters["max_length"]
-        rows = zip(texts, prompt_counts, answer_counts)
-        return [Answer(text, first, count, seconds, count >= limit) for text, first, count in rows]
+        end_ids = torch.tensor(self.net.generation_config.eos_token_id or -1, device=ids.device)  # an id or several
+        rows = zip(texts, prompt_counts, answer_counts, torch.isin(ids[:, -1], end_ids).tolist())
+        return [Answer(text, first, count, seconds, count >= limit and not ended) for text, first, count, ended in rows]
 
     def check(self) -> None:
         """Check with small images that an answer's first token depends on both; BLIP-2 ignores the second without an error."""
