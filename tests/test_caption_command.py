@@ -207,7 +207,14 @@ def test_out_has_the_rows_of_json(table: Path, checkpoint: str, capsys: pytest.C
     assert all(0 < row.pop("changed") <= 1 for row in rows_of(path))  # from the probabilities of sentences
     older = [{key: value for key, value in row.items() if key != "changed"} for row in rows]  # of an older version
     path.write_text("".join(json.dumps(row) + "\n" for row in older))
-    assert caption("pairs.csv", *options, "--out", str(path)) is None and rows_of(path) == rows
+    lines = [line.split(",") for line in (table / "captions.csv").read_text("utf-8").splitlines()]
+    (table / "captions.csv").write_text("".join(",".join(cells[:6] + cells[7:]) + "\n" for cells in lines[:-1]))
+    for file in (path, table / "captions.csv"):
+        older_text, newer = file.read_text("utf-8"), ("pairs.csv", *options, "--out", str(file))
+        assert caption(*newer) is None and file.read_text("utf-8").startswith(older_text) and len(rows_of(file)) == 5
+        assert "again" not in capsys.readouterr().err
+        assert caption(*newer, "--sort", "changed") is None and "5 rows of an earlier" in capsys.readouterr().err
+    assert rows_of(path) == rows
     for row, values in zip(rows_of(table / "captions.csv"), expected, strict=True):
         assert (row["id"], row["after"], row["caption"]) == (values["id"], values["after"], values["text"])
         assert float(row["log_probability"]) == values["log_probability"] and not row["notes"] and not row["error"]

@@ -49,8 +49,7 @@ def audit(dataset: str | None = None, folder: Path | None = None) -> None:
     origin = prepared_dataset.info.get("change_types")  # how the data stage derived types and flags, or None
     if origin and not any("changeflag_derived" in pair.extra for pair in pairs):  # no flag is derived from captions
         unchecked.append(f"the flags: they are {origin}, so that only captions that disagree are found")
-    for row in rows:
-        echo(f"{row['split']} {row['id']}: {'; '.join(row['reasons'])}")
+    echo(*(f"{row['split']} {row['id']}: {'; '.join(row['reasons'])}" for row in rows))
     write_text(folder / AUDIT_FILENAME, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     has_masks = any("mask" in pair.extra for pair in pairs)
     counts = Counter((row["split"], reason) for row in rows for reason in row["reasons"])

@@ -89,7 +89,7 @@ def caption(
         align: Whole scenes: warp the second raster to the pixel grid of the first one.
         engine: Parquet tables: `ray` captions on all GPUs, or else CPU cores, of the Ray cluster at RAY_ADDRESS, or else of this machine.
         shard: Parquet tables: 3/16 captions the share of the fourth of 16 jobs; 0/16 is the first.
-        part: Parquet tables: number of pairs in a file of captions; by default 1,000, or a ten-thousandth of the table if this is more.
+        part: Parquet tables: number of pairs per file; by default 1,000 (served model: --batch_size), at least a ten-thousandth.
     """
     for path in filter(None, (before, after)):
         if path.endswith(".ckpt") or (Path(path) / "config.json").is_file():
@@ -99,7 +99,8 @@ def caption(
     if batch_size < 1:
         raise DiffcapError(f"--batch_size is {batch_size}; it must be at least 1.")
     if threshold is not None:
-        raise DiffcapError(f"--threshold is now --min_changed, the probability of a change; give {1 - threshold:g}.")
+        advice = f"; give {max(1 - threshold, 0.0001):g}" if 0 <= threshold <= 1 else ""
+        raise DiffcapError(f"--threshold is now --min_changed, the probability of a change{advice}.")
     if min_changed is not None and not 0 < min_changed <= 1:
         raise DiffcapError(f"--min_changed is {min_changed}; give a probability above 0, at most 1.")
     model_options: dict[str, Any] = {
@@ -172,8 +173,7 @@ def caption_pairs(
     `model_options` has the values of --checkpoint, --device, --backbone_weights, --base, --prompt, --fit and --strict.
     """
     pairs, notes = find_pairs(before, after)
-    for note in notes:
-        echo(f"note: {note}", err=True)
+    echo(*(f"note: {note}" for note in notes), err=True)
     is_single_pair = after is not None and not Path(before).is_dir()
     heatmap_path = Path(heatmap) if heatmap is not None else None
     if heatmap_path and is_single_pair and heatmap_path.suffix.lower() != ".png":
@@ -229,7 +229,8 @@ def caption_pairs(
             stack.enter_context(exclusive_lock(out_path))
             ids_without_map = {id for id, path in heatmaps.items() if not path.is_file()}
             repeated = 1 if captioner.only_answers else batch_size  # answers have no digits that depend on the batch
-            caption_file = stack.enter_context(CaptionFile(out_path, pairs, settings, repeated, ids_without_map))
+            options = settings, repeated, ids_without_map, bool(sort or min_changed)
+            caption_file = stack.enter_context(CaptionFile(out_path, pairs, *options))
             pending_pairs = caption_file.pending_pairs
         images = ((pair.before, pair.after) for pair in pending_pairs)
         on_error: Literal["raise", "return"] = "raise" if is_single_pair else "return"  # "return": yield errors, too
@@ -247,8 +248,7 @@ def caption_pairs(
                     num_failed += 1
                 else:
                     values = {**caption.as_dict(), "changed": change_probability(caption)}
-                    for note in caption.notes:
-                        echo(f"note: {note}.", err=True)
+                    echo(*(f"note: {note}." for note in caption.notes), err=True)
                     try:  # before the row is written, because a pair that has a row is not captioned again
                         if pair.id in heatmaps:
                             attention = captioner.attention(pair.before, pair.after, caption)
@@ -291,8 +291,9 @@ def caption_pairs(
                 echo(f"{float(row['changed']):.4f}\t{row['id']}\t{row.get('caption', row.get('text'))}")
     if caption_file:
         earlier = f", {num_earlier:,} of them earlier" if num_earlier else ""
-        num_captioned = len(pairs) - num_failed
-        echo(f"{num_captioned:,} of {len(pairs):,} pairs are captioned{earlier}; written to {caption_file.path}")
+        echo(
+            f"{len(pairs) - num_failed:,} of {len(pairs):,} pairs are captioned{earlier}; written to {caption_file.path}"
+        )
     if num_failed or num_undrawn:
         counts = {"captioned": num_failed, "drawn": num_undrawn}
         failures = [f"{count} of {len(pairs)} pairs could not be {verb}" for verb, count in counts.items() if count]

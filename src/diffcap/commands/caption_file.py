@@ -9,20 +9,16 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from diffcap.commands.pairs import ImagePair
 from diffcap.records import JsonDict, read_json, write_json
+from diffcap.utils.console import echo
 from diffcap.utils.errors import DiffcapError, printable
 from diffcap.utils.files import add_filename, atomic_write
 
 CAPTION_FILE_SUFFIXES = (".jsonl", ".csv")
 CSV_COLUMNS = ("id", "before", "after", "caption", "log_probability", "nothing_changed", "changed", "notes", "error")
-
-
-class _Row(NamedTuple):
-    line: bytes  # as in the file, without the line break
-    is_error: bool  # True if the row has an error in place of a caption, or no probability of a change (older versions)
 
 
 @contextmanager
@@ -51,6 +47,7 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
     Args:
         settings: option -> value, for the options that change the captions; stored in `path` + ".settings.json".
         repeated_ids: ids of pairs to caption although they have a row.
+        needs_changed: also repeat, with a note, the rows of earlier versions, which lack "changed", the probability of a change.
     """
 
     def __init__(
@@ -60,6 +57,7 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
         settings: Mapping[str, Any],
         batch_size: int,
         repeated_ids: Collection[str],
+        needs_changed: bool = False,
     ) -> None:
         self.path, self._is_csv = path, path.suffix.lower() == ".csv"
         self._index_by_key = {_key(pair.id): index for index, pair in enumerate(pairs)}
@@ -78,11 +76,13 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
                     f"--out {path}: its captions were made with another {names}; give another name, or delete the file to start again."
                 )
         write_json(settings_file, settings)
-        rows = self._read_rows()
+        self._columns: tuple[str, ...] = CSV_COLUMNS  # or those of the earlier version that began the file
+        rows, open_keys = self._read_rows(needs_changed)
+        self._columns = CSV_COLUMNS if needs_changed else self._columns
         first_missing = next((index for key, index in self._index_by_key.items() if key not in rows), len(pairs))
         # The index of the first pair of the incomplete last batch, or of the first pair without a row if no batch is incomplete.
         batch_start = first_missing - first_missing % batch_size if first_missing < len(pairs) else first_missing
-        self._rows = {key: row for key, row in rows.items() if not row.is_error}
+        self._rows = {key: line for key, line in rows.items() if key not in open_keys}
         pending_indices = [
             index
             for key, index in self._index_by_key.items()
@@ -93,27 +93,37 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
         with add_filename(path):  # errors, such as that of a full disk, then name the file
             self._file = path.open("ab")
 
-    def _read_rows(self) -> dict[str, _Row]:
-        """Return key of a pair, from `_key` -> its row. The last line is left out if it is incomplete (killed process, full disk)."""
+    def _read_rows(self, needs_changed: bool) -> tuple[dict[str, bytes], set[str]]:
+        """Return key -> line, and the keys to caption again. The last line is left out if it is incomplete (killed process, full disk)."""
         lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
-        rows: dict[str, _Row] = {}
+        rows: dict[str, bytes] = {}
+        old, faulty = set[str](), set[str]()  # keys
         for number, line in enumerate(lines, 1):
             try:
+                if self._is_csv and number == 1:
+                    self._columns = tuple(name for name in line.decode().split(",") if CSV_COLUMNS.index(name) >= 0)
+                    continue
                 values = self._parse(line)
-                if not (self._is_csv and number == 1):
-                    key = _key(values["id"])
-                    self._index_by_key[key]  # raises a KeyError for other ids
-                    rows[key] = _Row(line, bool(values.get("error")) or "changed" not in values)
+                key = _key(values["id"])
+                self._index_by_key[key]  # raises a KeyError for other ids
+                rows[key] = line
+                if values.get("error"):
+                    faulty.add(key)
+                elif needs_changed and "changed" not in values:
+                    old.add(key)
             except (ValueError, KeyError, TypeError, AttributeError, csv.Error):
                 raise DiffcapError(
                     f"{self.path}, line {number}: not a row of this command; delete that line, or the file to start again."
                 ) from None
-        return rows
+        if old:
+            note = f"{len(old):,} rows of an earlier version lack the probability of a change"
+            echo(f"note: {self.path}: {note}; their pairs are captioned again.", err=True)
+        return rows, faulty | old
 
     def _write_all(self) -> None:
         """Replace the file by the rows in `_rows`, in the order of the pairs."""
-        rows = [self._rows[key].line for key in sorted(self._rows, key=self._index_by_key.__getitem__)]
-        header = [",".join(CSV_COLUMNS).encode()] if self._is_csv else []
+        rows = [self._rows[key] for key in sorted(self._rows, key=self._index_by_key.__getitem__)]
+        header = [",".join(self._columns).encode()] if self._is_csv else []
         with atomic_write(self.path) as temporary:
             temporary.write_bytes(b"".join(line + b"\n" for line in [*header, *rows]))
 
@@ -125,7 +135,7 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
         if self._is_csv:
             row["notes"] = "; ".join(row.get("notes", ()))
             buffer = io.StringIO()
-            cells = (row.get(name) for name in CSV_COLUMNS)
+            cells = (row.get(name) for name in self._columns)
             csv.writer(buffer, lineterminator="").writerow(["" if cell is None else printable(cell) for cell in cells])
             line = buffer.getvalue()
         else:
@@ -134,18 +144,18 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
         with add_filename(self.path):
             self._file.write(encoded + b"\n")
             self._file.flush()
-        self._rows[_key(row["id"])] = _Row(encoded, "error" in row)
+        self._rows[_key(row["id"])] = encoded
 
     def rows(self) -> list[JsonDict]:
         """Return the rows with a caption, in the order of the pairs. Values of a CSV file are strings."""
         keys = sorted(self._rows, key=self._index_by_key.__getitem__)
-        return [self._parse(self._rows[key].line) for key in keys if not self._rows[key].is_error]
+        return [row for key in keys if not (row := self._parse(self._rows[key])).get("error")]
 
     def _parse(self, line: bytes) -> JsonDict:
         if not self._is_csv:
             return dict(json.loads(line))
         (cells,) = csv.reader([line.decode()], strict=True)
-        return dict(zip(CSV_COLUMNS, cells, strict=True))
+        return dict(zip(self._columns, cells, strict=True))
 
     def __exit__(self, *_: object) -> None:
         """Close the file; if all pairs have a row, rewrite the file with the rows in the order of the pairs."""

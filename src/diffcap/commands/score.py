@@ -75,8 +75,7 @@ def score(
         print_json(result)
         return
     print_scores(result, title)
-    for note in result.get("notes", []):
-        echo(f"note: {note}")
+    echo(*(f"note: {note}" for note in result.get("notes", [])))
     for name, remedy in result["provenance"].get("unavailable", {}).items():
         echo(f"{name} is unavailable: {remedy}.")
 

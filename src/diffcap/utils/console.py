@@ -129,7 +129,8 @@ def run(command: Callable[..., Any] | dict[str, Any], arguments: Sequence[str] |
 
 def echo(*lines: str, err: bool = False) -> None:
     """Print lines to stdout, or to stderr if `err` is true. Control characters are escaped, because lines may contain text from files."""
-    print("\n".join(map(printable, lines)), file=sys.stderr if err else sys.stdout, flush=True)
+    if lines:
+        print("\n".join(map(printable, lines)), file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:
