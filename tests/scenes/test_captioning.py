@@ -16,7 +16,7 @@ from tests.scenes.rasters import write
 
 from diffcap.change import NO_CHANGE_SENTENCES, no_change_probability, scored_sentences
 from diffcap.pair_captioner import Caption
-from diffcap.scenes.captioning import IDENTICAL, NO_DATA, PartialResults, caption_tiles
+from diffcap.scenes.captioning import PartialResults, caption_tiles
 from diffcap.scenes.raster import Scene, TileCaption, Tiling, open_scene
 from diffcap.scenes.writing import merge_tiles
 from diffcap.text.hub import ChatTemplate, HubVocabulary
@@ -27,6 +27,7 @@ class Mean:
     """A captioner that says the mean color of each image; records its batches."""
 
     vocabulary: Any = SimpleNamespace()
+    only_answers = False
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -55,12 +56,12 @@ def test_identical_tiles_and_tiles_without_data_are_not_captioned(tmp_path: Path
     before[:, :, 20:40] = 0  # tile 1
     before[:, :10, 40:], after[:, 10:, 40:] = 90, 0  # tile 2: below, only the first date has data
     (found, not_captioned), captioner = captions(tmp_path, before, after, 20, nodata=0)
-    assert not_captioned == {IDENTICAL: 0, NO_DATA: 1}
+    assert not_captioned == {"identical": 0, "no_data": 1}
     said = [(each.tile.x, each.caption, each.no_change) for each in found]
     assert said == [(0, "50 to 50", 0.25), (40, "45 to 25", 0.25)]
-    assert captioner.batches == [2]
+    assert captioner.batches == [2] and '"not_captioned": "no data"' in (tmp_path / "p.jsonl").read_text()
     (tmp_path / "same").mkdir()
-    assert captions(tmp_path / "same", after, after, 20)[0] == ([], {IDENTICAL: 3, NO_DATA: 0})
+    assert captions(tmp_path / "same", after, after, 20)[0] == ([], {"identical": 3, "no_data": 0})
 
 
 def test_a_scene_that_is_smaller_than_a_tile_is_padded(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_skipped_tiles_are_saved_in_batches_too(tmp_path: Path, monkeypatch: pyt
     after = before.copy()
     after[:, :, 7 * 20 : 9 * 20] = 80  # tiles 7 and 8 of 18
     whole, captioner = captions(tmp_path, before, after, 20)
-    assert captioner.batches == [2] and whole[1] == {IDENTICAL: 16, NO_DATA: 0}
+    assert captioner.batches == [2] and whole[1] == {"identical": 16, "no_data": 0}
     lines = (tmp_path / "p.jsonl").read_bytes().splitlines(keepends=True)
     assert [line.count(b"tile") for line in lines] == [0, 5, 5, 5, 3]
     for kept, batches in ((2, [2]), (3, [])):
@@ -131,7 +132,7 @@ def write_batches(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "end", ['[{"tile": 3', '[{"tile": 3\n', '[{"tile": 3}]', '[{"tile": 4}]\n', "\0\0\0", "5\n", "[7]\n"]
+    "end", ['[{"tile": 3', '[{"tile": 3\n', '[{"tile": 3}]', '[{"tile": 2}]\n', "\0\0\0", "5\n", "[7]\n"]
 )
 def test_batches_come_back_without_the_last_line_if_it_is_damaged(end: str, tmp_path: Path) -> None:
     path = tmp_path / "x.partial.jsonl"

@@ -95,7 +95,7 @@ def caption_scene(
             "prompt": model_options["prompt"],
             "checkpoint": captioner.weights_sha256(),
         }
-        header = {"format": 2, "before": _file_identity(before), "after": _file_identity(after), **settings}
+        header = {"format": 1, "before": _file_identity(before), "after": _file_identity(after), **settings}
         partial_file = out_files[0].with_name(out_files[0].name + PARTIAL_SUFFIX)  # kept if the command is interrupted
         partial = stack.enter_context(PartialResults(partial_file, header))
         num_done = len(partial.results)  # of an interrupted command
@@ -110,12 +110,8 @@ def caption_scene(
         captions, not_captioned = caption_tiles(scene, tiling, band_range, captioner, partial, *options)
         changed = [caption for caption in captions if round(1 - caption.no_change, 4) >= min_changed]
         changes = merge_tiles(changed)
-        counts = {
-            "all": len(tiling),
-            "changed": len(changed),
-            "unchanged": len(captions) - len(changed),
-            **not_captioned,
-        }
+        num_unchanged = len(captions) - len(changed)
+        counts = {"all": len(tiling), "changed": len(changed), "unchanged": num_unchanged, **not_captioned}
         metadata = {
             **settings,
             "before": Path(before).name,
@@ -133,7 +129,8 @@ def caption_scene(
                 write_csv(path, changes, scene, metadata["note"])
             else:
                 write_map(path, changes, scene, overview, band_range, metadata)
-    partial_file.unlink()
+    if not (num_failed := len(tiling) - len(partial.results)):
+        partial_file.unlink()
     if captions and not changes:
         num_tiles = f"{len(captions):,} of {len(tiling):,} tiles"
         echo(f"note: {num_tiles} differ, and no caption is a change with --min_changed {min_changed}.", err=True)
@@ -142,6 +139,8 @@ def caption_scene(
         f"({counts['unchanged']:,} unchanged, {counts['identical']:,} identical, {counts['no_data']:,} without data); "
         f"written to {', '.join(map(str, out_files))}"
     )
+    if num_failed:
+        raise DiffcapError(f"{num_failed:,} of {len(tiling):,} tiles failed, see above; the same command repeats them.")
 
 
 def _parse_numbers(text: str | None, option: str, form: str, counts: tuple[int, ...], number_type: Any) -> Any:

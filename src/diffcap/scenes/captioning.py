@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -14,13 +14,14 @@ from PIL import Image
 from diffcap.change import no_change_probability, scored_sentences
 from diffcap.pair_captioner import PairCaptioner
 from diffcap.scenes.raster import Scene, Stretch, Tile, TileCaption, Tiling, to_rgb
+from diffcap.utils.console import echo
 from diffcap.utils.cores import map_ahead
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import add_filename
 
 PARTIAL_SUFFIX = ".partial.jsonl"  # end of the name of a `PartialResults` file
 MAX_UNSAVED_RESULTS = 256  # results after which a batch is saved, even if few of its tiles need a caption
-NO_DATA, IDENTICAL = "no_data", "identical"  # reasons why a tile is not captioned
+NO_DATA, IDENTICAL = "no data", "identical"  # reasons why a tile is not captioned
 
 
 class PartialResults(AbstractContextManager["PartialResults"]):
@@ -65,15 +66,16 @@ def _read_whole_lines(path: Path) -> tuple[list[Any], int]:
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     values: list[Any] = []
-    num_bytes = num_tiles = 0  # of the lines so far
+    num_bytes, tiles = 0, set[int]()  # of the lines so far
     for number, line in enumerate(lines, 1):
         try:
             value = json.loads(line)
             if number == 1:
                 is_whole = isinstance(value, dict)
-            else:  # the tiles of a batch follow the tiles of the last batch
-                is_whole = [result["tile"] for result in value] == [*range(num_tiles, num_tiles + len(value))]
-                num_tiles += len(value)
+            else:  # no tile is in two batches
+                batch_tiles = [result["tile"] for result in value]
+                is_whole = tiles.isdisjoint(batch_tiles)
+                tiles.update(batch_tiles)
         except (ValueError, TypeError, KeyError):  # not JSON, or not a list of results
             is_whole = False
         if is_whole and line.endswith(b"\n"):
@@ -122,32 +124,38 @@ def caption_tiles(
     A result is {"tile": number, "caption": ..., "log_probability": ..., "no_change": ...} or {"tile": number, "not_captioned": reason}.
     A batch ends when it has `batch_size` tiles to caption, or `MAX_UNSAVED_RESULTS` results (`batch_size` if that is more). A continued run
     repeats the whole interrupted batch, so that the numbers in its results do not depend on the interruption. `advance` is
-    called with the number of tiles that were finished since its last call.
+    called with the number of tiles that were finished since its last call. If a model that only answers with text fails on a tile, the
+    error is printed, and the tile has no result.
 
     Returns the captions, and the number of tiles that were not captioned, by reason.
     """
     sentences = scored_sentences(captioner)
+    on_error: Literal["raise", "return"] = "return" if captioner.only_answers else "raise"
     results: list[dict[str, Any]] = []  # of the tiles of a batch
     image_pairs: list[tuple[Image.Image, Image.Image]] = []  # of the tiles to caption
 
     def finish_batch() -> None:
         open_results = [result for result in results if "not_captioned" not in result]  # in the order of `image_pairs`
-        captions: Any = captioner.batch(image_pairs, beams, length_penalty, batch_size, sentences=sentences)
+        captions: Any = captioner.batch(image_pairs, beams, length_penalty, batch_size, on_error, sentences=sentences)
         for result, caption in zip(open_results, captions):
-            has_probability = caption.log_probability is not None
+            if isinstance(caption, DiffcapError):
+                echo(f"error: tile {result['tile']}: {caption}", err=True)
+                results.remove(result)
+                continue
             result["caption"] = caption.text
-            result["log_probability"] = round(caption.log_probability, 4) if has_probability else None
+            result["log_probability"] = caption.log_probability and round(caption.log_probability, 4)
             result["no_change"] = round(no_change_probability(caption), 4)
         partial_results.append(results)
         advance(len(image_pairs))
         results.clear()
         image_pairs.clear()
 
-    num_done = len(partial_results.results)
+    done = {result["tile"] for result in partial_results.results}
+    numbers = [number for number in range(len(tiling)) if number not in done]
     with ThreadPoolExecutor(1) as thread:  # reads tiles while others are captioned
-        tiles = (tiling[number] for number in range(num_done, len(tiling)))
+        tiles = map(tiling.__getitem__, numbers)
         reads = map_ahead(thread, lambda tile: read_tile(scene, tile, tiling.size, stretch), tiles, 2 * batch_size)
-        for number, images_or_reason in enumerate(reads, num_done):
+        for number, images_or_reason in zip(numbers, reads):
             if isinstance(images_or_reason, str):
                 results.append({"tile": number, "not_captioned": images_or_reason})
                 advance(1)
@@ -164,4 +172,4 @@ def caption_tiles(
         if "caption" in result
     ]
     reasons = [result.get("not_captioned") for result in partial_results.results]
-    return captions, {reason: reasons.count(reason) for reason in (IDENTICAL, NO_DATA)}
+    return captions, {"identical": reasons.count(IDENTICAL), "no_data": reasons.count(NO_DATA)}

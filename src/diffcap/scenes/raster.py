@@ -196,8 +196,7 @@ def _check_bands(raster: Any, file: str, bands: list[int]) -> None:
         if np.dtype(dtype).kind not in "uif":
             raise DiffcapError(f"{file}: its pixels are {dtype}; convert them to integers or floats.")
     if raster.colorinterp[bands[0] - 1] == ColorInterp.palette:
-        remedy = "convert it with `gdal_translate -expand rgb`"
-        raise DiffcapError(f"{file}: its pixels are indices of a color table; {remedy}.")
+        raise DiffcapError(f"{file}: its pixels are indices of a color table; run `gdal_translate -expand rgb` on it.")
 
 
 def _describe_grid_difference(first: Any, second: Any) -> str | None:
