@@ -170,15 +170,20 @@ def test_all_commands_take_a_served_model(server: Server, pairs: Path, capsys: p
     given = "--checkpoint", server.source
     assert run("caption", *EXAMPLES, *given) is None
     assert capsys.readouterr().out == "The cube is gone\n"
-    rows = pa.Table.from_pylist([{"before": EXAMPLES[0], "after": EXAMPLES[1]}])
+    rows = pa.Table.from_pylist([{"before": EXAMPLES[0], "after": EXAMPLES[1]}] * 17)
     pq.write_table(rows, folder / "pairs.parquet")
     assert run("caption", folder / "pairs.parquet", "--out", folder / "table", *given) is None
-    (row,) = pq.read_table(folder / "table/part-00000000.parquet").to_pylist()
+    (row,) = pq.read_table(folder / "table/part-00000001.parquet").to_pylist()  # a part has a batch of 16 pairs
     assert (row["caption"], row["log_probability"], row["words"]) == ("The cube is gone", None, [])
     outputs = "--out", folder / "changes.geojson", "--out", folder / "changes.csv", "--out", folder / "changes.html"
     assert run("caption", *write_scene(folder), *outputs, *given) is None
     (change, *_) = json.loads((folder / "changes.geojson").read_text())["features"]
     assert (change["properties"]["caption"], change["properties"]["log_probability"]) == ("The cube is gone", None)
+    scene = "caption", *write_scene(folder), "--tile", 64, "--out", folder / "failed.csv", *given
+    server.script = [(200, completion(None), {})]
+    assert " tiles failed, see above; the same command repeats them." in str(run(*scene))
+    num_asked = len(server.requests)
+    assert run(*scene) is None and len(server.requests) == num_asked + 1
     assert run("check", *EXAMPLES, *given) == 1 and "The cube is gone" in capsys.readouterr().out
     choices = find_choices([server.source], folder)
     assert choices[0].label == "VLM · on a server · model:7b"

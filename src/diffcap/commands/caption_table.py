@@ -51,11 +51,12 @@ def caption_table(
     shard_index, num_shards = parse_shard("--shard", shard or "0/1")
     job = Job(folder, beam, length_penalty, batch_size)
     files = list_files(table)
-    part_size = part_size or max(MIN_PART_SIZE, -(-sum(file.rows for file in files) // MAX_PARTS))
-    parts = split(files, part_size)[shard_index::num_shards]
     # The workers of Ray load the captioner themselves, and use the GPUs. Then this process only needs the hash of the weights.
     options = {**model_options, "device": "cpu"} if engine else model_options
     captioner = load_model("blocks", options, beam, length_penalty)
+    min_size = batch_size if captioner.only_answers else MIN_PART_SIZE  # an interruption loses a part's answers
+    part_size = part_size or max(min_size, -(-sum(file.rows for file in files) // MAX_PARTS))
+    parts = split(files, part_size)[shard_index::num_shards]
     settings = {
         "checkpoint": captioner.weights_sha256(),
         "prompt": model_options["prompt"],
