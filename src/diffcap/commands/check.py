@@ -176,6 +176,7 @@ def _compare(result: Comparison, regions: Sequence[Region], threshold: float, ma
         return
     first, second = (np.asarray(side.image) for side in (images.before, images.after))
     ignored = np.zeros(first.shape[:2], bool)
+    echo(*(f"note: {note}." for note in images.notes), err=True)
     for region in regions:
         if fnmatch(result.name, region.image):
             ignored[region.y : region.y + region.height, region.x : region.x + region.width] = True
