@@ -175,7 +175,8 @@ def test_scripts_get_the_caption_as_json(visitor: Visitor, tmp_path: Path, monke
     for file, content in zip(files, pair()):
         file.write_bytes(content)
     captioner = load_captioner(device="cpu")
-    (caption,) = captioner.batch([files], 5, sentences=scored_sentences(captioner))
+    (caption,) = captioner.batch([files], 5, sentences=scored_sentences(captioner), locate=True)
+    assert caption.box
     expected = json.loads(json.dumps({**caption.as_dict(), "changed": change_probability(caption)}))
     section = (ROOT / "docs/caption.md").read_text().partition("### From a script")[2]
     section = section.replace("http://127.0.0.1:7860", str(visitor.http.base_url))

@@ -56,9 +56,8 @@ def find_choices(
             model = find_base(name, any_type=True)
             echo(describe_origin(model.name, model.revision, model.licence))
             # All visitors get this commit, even if the repository has a newer one when the model is loaded.
-            model_at_commit = f"{model.name}@{model.revision}" if model.revision else model.name
-            shown_name = f"{model.name}@{model.revision[:7]}" if model.revision else model.name
-            add(shown_name, f"{title} · without training", model_at_commit)
+            commit = f"@{model.revision}" if model.revision else ""
+            add(f"{model.name}{commit[:8]}", f"{title} · without training", f"{model.name}{commit}")
         else:
             metadata = load_captioner(name, "cpu", backbone_weights, base).metadata  # errors are raised now
             add(Path(name).resolve(), _label_of(metadata), name, backbone_weights, base)
@@ -70,9 +69,8 @@ def find_choices(
     # A run has best.ckpt; an exported captioner is a folder with `CONFIG` and `WEIGHTS`.
     paths = [path for path in runs.rglob("best.ckpt") if path.parent.name in CAPTIONING_STAGES]
     paths += [path.parent for path in runs.rglob(CONFIG) if (path.parent / WEIGHTS).is_file()]
+    paths = [path for path in paths if path.resolve() not in named_paths]
     for path in sorted(paths, key=lambda path: (-path.stat().st_mtime, str(path))):
-        if path.resolve() in named_paths:
-            continue
         try:
             if path.is_dir():
                 metadata = read_json(path / CONFIG, "configuration")

@@ -24,6 +24,7 @@ _DEFAULT_BEAMS = 5  # initial value of the slider
 _MAX_CONCURRENT, _MAX_QUEUE = 2, 200  # number of captions computed at a time, and of waiting requests
 _UPLOAD_SECONDS = 1800  # how long an uploaded file is kept
 _BROWSER_FORMATS = {"PNG", "JPEG", "GIF", "WEBP", "BMP", "AVIF", "ICO"}  # Pillow's names of what browsers can show
+_FAULT = "Something went wrong on the server; your pictures are not the cause. The server's log has the error."
 
 # Decoding the largest images takes hundreds of megabytes, so only one image is decoded at a time.
 _decoding_lock = threading.Lock()
@@ -198,7 +199,7 @@ def _caption(
     with captioners.use(int(choice)) as captioner:
         images = (pair.before.image, pair.after.image)
         num_beams = 1 if captioner.only_answers else int(beams)
-        caption: Any = next(captioner.batch([images], num_beams, sentences=scored_sentences(captioner)))
+        caption: Any = next(captioner.batch([images], num_beams, sentences=scored_sentences(captioner), locate=True))
     return {**caption.as_dict(), "notes": pair.notes, "changed": change_probability(caption)}
 
 
@@ -221,9 +222,7 @@ def _hide_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
         except gr.Error:
             raise
         except Exception as error:
-            text = (
-                "Something went wrong on the server; your pictures are not the cause. The server's log has the error."
-            )
+            text = _FAULT
             if isinstance(error, DiffcapError):
                 text = _capitalize(error)
             elif "out of memory" in str(error).lower() or isinstance(error, MemoryError):

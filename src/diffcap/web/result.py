@@ -72,8 +72,7 @@ def render_examples() -> list[Example]:
     for number, title in _TILES_TITLES.items():
         pair = render_pair(number, _SEED)
         before, after = map(Image.fromarray, pair.images)
-        mask = pair.mask > 0 if pair.mask.any() else None
-        examples.append(Example(title, before, after, "tiles", mask))
+        examples.append(Example(title, before, after, "tiles", pair.mask > 0 if pair.mask.any() else None))
     return examples
 
 
@@ -81,10 +80,7 @@ def escape(text: object) -> Markup:
     """Escape text for HTML that is also a template of gradio, so that it cannot open a tag or a placeholder."""
     if isinstance(text, Markup):
         return text
-    escaped = html.escape(str(text))
-    for letter in "{}$`":
-        escaped = escaped.replace(letter, f"&#{ord(letter)};")
-    return Markup(escaped)
+    return Markup(html.escape(str(text)).translate({ord(letter): f"&#{ord(letter)};" for letter in "{}$`"}))
 
 
 def render_message(text: str, kind: str = "error") -> str:

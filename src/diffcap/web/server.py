@@ -80,16 +80,14 @@ def build_app(
     from diffcap.web.middleware import EXCEPTION_HANDLERS, MAX_FILE_BYTES, RequestFilter
     from diffcap.web.page import build_page
 
-    folder = folder.resolve()
-    allowed_hosts = None if hosts is None else [*_LOCAL_HOSTS, *hosts]
     app = FastAPI(
         openapi_url=None,  # no pages of documentation
         middleware=[
-            Middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts, www_redirect=False),
-            Middleware(RequestFilter, folder, max_bytes, same_origin=hosts is not None),
+            Middleware(TrustedHostMiddleware, None if hosts is None else [*_LOCAL_HOSTS, *hosts], www_redirect=False),
+            Middleware(RequestFilter, folder.resolve(), max_bytes, same_origin=hosts is not None),
         ],
     )
-    page = build_page(captioners, folder)
+    page = build_page(captioners, folder.resolve())
     theme = gradio.themes.Default(
         primary_hue="indigo",
         neutral_hue="slate",
