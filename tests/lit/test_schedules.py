@@ -71,8 +71,9 @@ def test_the_schedule_of_shipped_weights_reaches_zero(steps) -> None:
 def test_lengths_in_epochs_follow_the_size_of_the_data() -> None:
     for steps_per_epoch, expected in ((265, 3975), (192, 2880)):  # CLEVR-Change, Image-Editing-Request
         assert in_steps("15ep", lambda count=steps_per_epoch: count, "model.milestones") == expected
-    assert [in_steps(length, lambda: 10, "x") for length in (0.5, 700, "0.5ep")] == [0.5, 700, 5]
-    for wrong in ("15", "ep", "xep", "-1ep", "0ep", "nanep", "infep"):
+    lengths = 0.5, 700, "0.5ep", ".5ep", "15 ep", "1e1ep"
+    assert [in_steps(length, lambda: 10, "x") for length in lengths] == [0.5, 700, 5, 5, 150, 100]
+    for wrong in ("15", "ep", "xep", "-1ep", "0ep", "nanep", "infep", "1e999ep"):
         with pytest.raises(DiffcapError, match=r"trainer\.max_steps is .*; give a number of steps"):
             in_steps(wrong, lambda: 10, "trainer.max_steps")
 

@@ -76,9 +76,9 @@ def evaluate(
         sentences: Number of sentences of the answer to `prompt` that are used as the caption.
         max_length: Maximal number of tokens of the answer to `prompt`; by default 64, or 1,024 of a served model.
     """
-    for option, value in {"batch_size": batch_size, "devices": devices, "limit": limit}.items():
+    for name, value in {"batch_size": batch_size, "devices": devices, "limit": limit, "max_length": max_length}.items():
         if value is not None and value < 1:
-            raise DiffcapError(f"--{option} is {value}; it must be at least 1.")
+            raise DiffcapError(f"--{name} is {value}; it must be at least 1.")
     sources = [checkpoint, *(ensemble.split(",") if ensemble else [])]
     check_connection([*sources, base])
     from diffcap.checkpoints.loading import fetch_if_on_hub, retrieval_function

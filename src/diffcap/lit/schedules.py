@@ -19,8 +19,8 @@ def in_steps(length: float | str, steps_per_epoch: Callable[[], float], option: 
     """
     if not isinstance(length, str):
         return length
-    epochs = re.fullmatch(r"(\d+(\.\d+)?)ep", length)
-    if epochs is None or not float(epochs[1]):
+    epochs = re.fullmatch(r"\s*((\d+\.?\d*|\.\d+)(e[+-]?\d+)?)\s*ep", length)
+    if epochs is None or not 0 < float(epochs[1]) < math.inf:
         raise DiffcapError(f"{option} is {length!r}; give a number of steps (5000) or of epochs (15ep).")
     return float(epochs[1]) * steps_per_epoch()
 
