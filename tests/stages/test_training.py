@@ -152,6 +152,7 @@ def test_bad_input_of_the_real_commands_is_one_line(blocks: Path, undisturbed: P
         "--batch_size=0": "--batch_size is 0; it must be at least 1",
         "--beams=0": "--beams is 0",
         "--devices=0": "--devices is 0",
+        "--max_length=0": "--max_length is 0",
         "--limit=-3": "--limit is -3",
         "--metrics=[]": "the list is empty",
         "--accelerator=gpus": "invalid settings: ",

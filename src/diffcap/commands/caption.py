@@ -179,18 +179,13 @@ def caption_pairs(
     if heatmap_path and is_single_pair and heatmap_path.suffix.lower() != ".png":
         raise DiffcapError(f"--heatmap {heatmap}: the heat map is a PNG file; give a name that ends in .png.")
     if heatmap_path and not is_single_pair and heatmap_path.is_file():
-        raise DiffcapError(
-            f"--heatmap {heatmap}: is a file; for many pairs give a folder, which gets a PNG file per pair."
-        )
+        raise DiffcapError(f"--heatmap {heatmap}: is a file; for many pairs give a folder, for a PNG file per pair.")
     if out and not Path(out[0]).suffix and Path(before).is_file():
-        raise DiffcapError(
-            f"--out {out[0]}: only a Parquet table is captioned into a folder; {parquet_advice(before)}."
-        )
+        raise DiffcapError(f"--out {out[0]}: only a Parquet table has a folder of captions; {parquet_advice(before)}.")
     out_path = Path(out[0]) if out else None
     if out and (len(out) > 1 or Path(out[0]).suffix.lower() not in CAPTION_FILE_SUFFIXES):
         raise DiffcapError(
-            f"--out {' --out '.join(out)}: for many pairs give one file that ends in {' or '.join(CAPTION_FILE_SUFFIXES)}; the other "
-            "formats are for a whole scene, two rasters."
+            f"--out {' --out '.join(out)}: for many pairs give one file that ends in .jsonl or .csv; the others are for a whole scene."
         )
     if out_path and as_json:
         raise DiffcapError(f"--json has no effect with --out {out_path}; remove it. A .jsonl file has the same lines.")

@@ -89,12 +89,10 @@ def caption_table(
         raise DiffcapError(f"{len(missing):,} parts are missing ({numbers}): {reason}; run the same command again.")
     failed_folder = f"{job.out}/failed"
     if failed_names := {part.name for part in parts} & list_names(failed_folder):
-        num_failed = sum(
-            file.rows for file in list_files(failed_folder) if PurePosixPath(file.path).name in failed_names
-        )
+        failed = [file for file in list_files(failed_folder) if PurePosixPath(file.path).name in failed_names]
         raise DiffcapError(
-            f"{num_failed:,} pairs could not be captioned; {failed_folder} has their errors, and the others are captioned. To try them "
-            f"again: diffcap caption {failed_folder} --out FOLDER."
+            f"{sum(file.rows for file in failed):,} pairs could not be captioned; {failed_folder} has their errors, and the others are "
+            f"captioned. To try them again: diffcap caption {failed_folder} --out FOLDER."
         )
 
 

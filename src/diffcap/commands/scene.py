@@ -46,9 +46,7 @@ def caption_scene(
     for name in out:
         if (suffix := Path(name).suffix.lower()) not in SCENE_SUFFIXES:
             hint = "; .jsonl is for a folder or a table of pairs" if suffix == ".jsonl" else ""
-            raise DiffcapError(
-                f"--out {name}: give a name that ends in {', '.join(SCENE_SUFFIXES[:-1])} or {SCENE_SUFFIXES[-1]}{hint}."
-            )
+            raise DiffcapError(f"--out {name}: give a name that ends in .geojson, .csv or .html{hint}.")
         if Path(name).is_dir():
             raise DiffcapError(f"--out {name}: this is a folder; give the name of a file.")
     out_files = [Path(name) for name in out]

@@ -123,8 +123,7 @@ def write_geojson(path: Path, changes: Sequence[Change], scene: Scene, metadata:
         geometry = {"type": "Polygon", "coordinates": coordinates}
         features.append({"type": "Feature", "id": number, "geometry": geometry, "properties": properties})
     lines = ",\n".join(json.dumps(feature, ensure_ascii=False) for feature in features)
-    unit = IN_PIXELS if scene.crs is None else IN_DEGREES
-    member = json.dumps({"coordinates": unit, **metadata}, ensure_ascii=False)
+    member = json.dumps({"coordinates": IN_DEGREES if scene.crs else IN_PIXELS, **metadata}, ensure_ascii=False)
     write_text(path, f'{{"type": "FeatureCollection",\n"diffcap": {member},\n"features": [\n{lines}\n]}}\n')
 
 
