@@ -101,6 +101,7 @@ def test_what_cannot_compare_two_images_is_refused(llava: Path, tmp_path: Path) 
     with mock.patch.dict(generic.PLACES, {"blip-2": ""}), pytest.raises(DiffcapError, match="depend on the second"):
         load_captioner(folder, "cpu")
     assert "has no probabilities, beam search" in str(run("caption", *EXAMPLES, "--checkpoint", llava, "--beam", 2))
+    assert "no special token in --prompt" in str(run("caption", *EXAMPLES, "--checkpoint", llava, "--prompt=<image>?"))
     config = json.loads((llava / "config.json").read_text())
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert/config.json").write_text(json.dumps({**config, "model_type": "bert"}))

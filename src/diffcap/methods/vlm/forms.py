@@ -72,7 +72,7 @@ def export(
     loaded_checkpoint = load(checkpoint, base)
     captioner: Any = loaded_checkpoint.captioner
     if not isinstance(captioner, VLM):
-        raise DiffcapError(f"{checkpoint}: --form {form} is for METHOD=vlm; omit --form.")
+        raise DiffcapError(f"{checkpoint}: --form {form} is for METHOD=vlm ({', '.join(MODEL_TYPES)}); omit --form.")
     has_lora = hasattr(captioner.net, "peft_config")
     fault = None
     if form == "peft" and not has_lora:

@@ -76,7 +76,7 @@ class GenericVLM(AnsweringModel):
         first = linear_gradient("L").resize(CHECK_SIZE).convert("RGB")
         second, black = first.rotate(90), new("RGB", CHECK_SIZE)
         options = {"output_logits": True, "return_dict_in_generate": True}
-        with wrap_errors(name, "cannot be asked about two images", "use another model"):
+        with wrap_errors(name, "cannot be asked about two images", "use another model or no special token in --prompt"):
             # One pair at a time: in a batch, BLIP-2 gives the second image of a pair to the next prompt.
             pairs = (first, second), (black, second), (first, black)
             expected, *others = (self._generate([pair], 1, **options)[1].logits[0] for pair in pairs)
