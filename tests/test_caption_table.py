@@ -207,13 +207,11 @@ KILLED = """
 import os, signal
 from diffcap.cli import main
 from diffcap.commands import caption_parts, caption_table
-
 write = caption_parts.write_file
 def write_or_stop(location, content):
     if location.endswith("out/part-00000003.parquet"):
         os.kill(os.getpid(), signal.SIGKILL)
     write(location, content)
-
 caption_parts.write_file = write_or_stop
 main()
 """
@@ -260,7 +258,7 @@ def test_ray_goes_on_without_a_killed_worker_and_a_lost_node(
     assert content(tmp_path / "out") == content(tmp_path / "one")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_ray_names_the_error_of_a_worker_and_the_same_command_goes_on(
     whole: Path, table: Path, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

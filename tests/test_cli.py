@@ -14,11 +14,8 @@ REFERENCES = {
 PREDICTIONS = [{"image_id": i, "caption": c} for i, c in enumerate(["the cube moved", "no change"])]
 
 
-PROGRAM = (str(Path(sys.executable).with_name("diffcap")),)
-
-
 def diffcap(
-    *arguments: str | Path, program: tuple[str, ...] = (sys.executable, "-m", "diffcap")
+    *arguments: str | Path, program: tuple[str, ...] | list[str] = (sys.executable, "-m", "diffcap")
 ) -> subprocess.CompletedProcess[str]:
     command = [*program, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -42,7 +39,8 @@ def test_help_names_the_arguments() -> None:
 def test_help_of_average_shows_the_form_that_is_accepted() -> None:
     shown = diffcap("average", "--help").stdout
     assert "CHECKPOINT [CHECKPOINT ...]" in shown and '["PATH1"' not in shown
-    assert diffcap("--version", program=PROGRAM).stdout.startswith("diffcap 0.")
+    version = diffcap("--version", program=[str(Path(sys.executable).with_name("diffcap"))])
+    assert version.stdout.startswith("diffcap 0.")
 
 
 @pytest.mark.slow

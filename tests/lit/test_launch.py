@@ -202,7 +202,7 @@ def torchrun(words: Sequence[str], *folders: Path) -> list[tuple[int, str, str]]
     return [(agent.returncode, *output) for agent, output in zip(agents, outputs)]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_hosts_train_and_evaluate_as_one(tmp_path: Path) -> None:
     one, two, other = (tmp_path / name for name in ("one", "two", "other"))
     one.mkdir()

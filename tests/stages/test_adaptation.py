@@ -51,6 +51,7 @@ def adapted(pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.thorough
 def test_two_processes_repeat_the_loss_curve_of_one(pixels: Path, tmp_path: Path) -> None:
     """From random weights, at a low rate: trained ones' larger losses, and the blocks settings' rates, blow rounding up."""
     slow = "--model.lr=1e-4", "--model.clip_lr=1e-4", "--model.initial_weights=random"

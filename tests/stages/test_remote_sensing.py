@@ -150,6 +150,7 @@ def test_captions_without_an_end_are_scored_and_counted(levir: Commands, capsys:
     assert json.loads((out / "metrics.json").read_text())["unfinished"] == 2
 
 
+@pytest.mark.thorough
 def test_two_processes_have_the_gradients_of_one(levir: Commands) -> None:
     """Batch norm of the whole ResNet and of the residual block has the statistics of both processes' images.
 

@@ -120,6 +120,7 @@ def test_a_second_signal_ends_a_training_at_once(blocks: Path, tmp_path: Path, m
         assert isinstance(message, str) and message.startswith(f"error: interrupted at {sentence}")
 
 
+@pytest.mark.thorough
 def test_two_processes_are_killed_and_interrupted_and_end_as_undisturbed_ones(
     blocks: Path, undisturbed: Path, tmp_path: Path
 ) -> None:

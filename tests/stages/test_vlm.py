@@ -68,6 +68,7 @@ def trained(base: Path, pixels: Path, tmp_path_factory: pytest.TempPathFactory) 
     return out
 
 
+@pytest.mark.thorough
 def test_two_processes_train_to_the_weights_of_one(base: Path, pixels: Path, tmp_path: Path) -> None:
     still = "--model.captioner.init_args.lora_dropout=0", "--trainer.max_steps=4", "--trainer.val_check_interval=2"
     still += "--model.lr=1e-3", "--data.val_limit=3"

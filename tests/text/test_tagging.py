@@ -50,7 +50,7 @@ def test_known_sentences_are_not_tagged_again(tmp_path: Path, monkeypatch: pytes
     assert tag_sentences(CAPTIONS[::-1], "blocks", cache) == first
 
 
-@pytest.mark.slow  # two processes
+@pytest.mark.thorough
 def test_a_torn_file_is_mended_to_the_undisturbed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tagging, "CHUNK_SIZE", 8)
     cache = tmp_path / "tags.jsonl"
