@@ -12,21 +12,15 @@ preloaded.install()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--parity-dir", default=None, help="folder of parity fixtures to use in place of the committed ones"
-    )
+    parser.addoption("--parity-dir", default=None, help="folder of parity fixtures instead of the committed ones")
     parser.addoption(
         "--real-dir", default=None, help="folder of official files (clevr_change/, spot_the_diff/, ...) to count"
     )
-    parser.addoption(
-        "--oracle-dir", default=None, help="folder of published predictions, references and expected scores to score"
-    )
+    parser.addoption("--oracle-dir", default=None, help="folder of published predictions, references and scores")
     parser.addoption(
         "--write-golden", action="store_true", help="write the files of tests/golden again from what is found now"
     )
-    parser.addoption(
-        "--chromium", default=None, help="a Chromium to look at the page with, whose chromedriver is beside it"
-    )
+    parser.addoption("--chromium", default=None, help="a Chromium with its chromedriver beside it")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

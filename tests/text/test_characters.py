@@ -12,9 +12,10 @@ from tests.test_pair_captioner import make, noise
 from diffcap import load_captioner
 from diffcap.cli import main
 from diffcap.commands.data import prepare
-from diffcap.evaluation.bootstrap import compare
+from diffcap.evaluation import bootstrap, protocols
+from diffcap.evaluation.remote_sensing import WordIdScoring
 from diffcap.lit.finetuning import Captioning
-from diffcap.records import read_dataset
+from diffcap.records import ChangePair, read_dataset
 from diffcap.text.characters import join_characters, split_characters, uses_characters
 from diffcap.text.hub import ChatTemplate, HubVocabulary
 
@@ -95,9 +96,13 @@ def test_undivided_captions_are_compared_with_divided_references(monkeypatch: py
     """As in `diffcap compare`, and in the validation of a vision-language model, which writes undivided text."""
     captions = {"1": "红色的球不见了", "2": "桌上多了一本书", "3": "没有变化"}
     references = {id: [split_characters(text)] for id, text in captions.items()}
-    other = dict.fromkeys(captions, "没有变化")
-    scores = compare(captions, other, references, {"total": list(captions)}, "raw", samples=2)["groups"]["total"]
+    groups = {"total": list(captions)}
+    scores = bootstrap.compare(captions, captions, references, groups, "raw", samples=2)["groups"]["total"]
     assert scores["BLEU-4"]["a"] == pytest.approx(1) and "METEOR" not in scores
+    pairs = [ChangePair(id, "a.png", "b.png", texts, "test", None, id == "3") for id, texts in references.items()]
+    scoring = WordIdScoring(("没 有 变 化",), accuracy_only=True)
+    groups = protocols.evaluate(captions, pairs, "raw", ["BLEU-4"], id_scoring=scoring)["groups"]
+    assert groups["total"]["accuracy"] == 1
     monkeypatch.setattr(Captioning, "feature_data", Mock(val_references=references))
     module = Captioning(Mock(spec=torch.nn.Module), tokenizer="raw")
     module._make_metric()

@@ -89,7 +89,7 @@ def caption(
         align: Whole scenes: warp the second raster to the pixel grid of the first one.
         engine: Parquet tables: `ray` captions on all GPUs, or else CPU cores, of the Ray cluster at RAY_ADDRESS, or else of this machine.
         shard: Parquet tables: 3/16 captions the share of the fourth of 16 jobs; 0/16 is the first.
-        part: Parquet tables: number of pairs per file; by default 1,000 (served model: --batch_size), at least a ten-thousandth.
+        part: Parquet tables: number of pairs per file; by default 1,000 (model that only answers: --batch_size), at least a ten-thousandth.
     """
     for path in filter(None, (before, after)):
         if path.endswith(".ckpt") or (Path(path) / "config.json").is_file():

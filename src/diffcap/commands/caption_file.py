@@ -101,7 +101,8 @@ class CaptionFile(AbstractContextManager["CaptionFile"]):
         for number, line in enumerate(lines, 1):
             try:
                 if self._is_csv and number == 1:
-                    self._columns = tuple(name for name in line.decode().split(",") if CSV_COLUMNS.index(name) >= 0)
+                    names = line.decode("utf-8-sig").rstrip("\r").split(",")
+                    self._columns = tuple(name for name in names if CSV_COLUMNS.index(name) >= 0)
                     continue
                 values = self._parse(line)
                 key = _key(values["id"])

@@ -17,7 +17,7 @@ from diffcap.records import read_json_lines
 from diffcap.utils.errors import DiffcapError
 
 METADATA = "metadata.jsonl"
-_OUTPUTS = ("manifest.jsonl", "negatives.jsonl", "audit.jsonl")  # of diffcap, if this is also its output folder
+_OUTPUTS = ("manifest.jsonl", "negatives.jsonl", "tags.jsonl", "audit.jsonl")  # files that diffcap writes
 # Name of a file or folder -> split.
 _SPLITS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "dev": "val", "test": "test"}
 _MESSAGE_KEYS = {"messages": ("role", "content"), "conversations": ("from", "value")}  # list of turns -> keys of a turn

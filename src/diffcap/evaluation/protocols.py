@@ -1,6 +1,7 @@
 """Groups of pairs that are scored together ("total", "color", ...), and `metrics.json`. Its entry "protocol" says how it was made."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from diffcap.datasets import CHARACTERS_NOTE
@@ -17,7 +18,7 @@ from diffcap.evaluation.remote_sensing import S_M_METRICS, WordIdScoring, accura
 from diffcap.evaluation.slots import slot_accuracy
 from diffcap.evaluation.tables import caption_notes
 from diffcap.records import ChangePair, JsonDict
-from diffcap.text.characters import uses_characters
+from diffcap.text.characters import split_characters, uses_characters
 
 # The change types in the order of the papers' tables; other change types follow in alphabetical order.
 TYPE_ORDER = ("color", "material", "add", "drop", "move")
@@ -105,9 +106,9 @@ def evaluate_systems(
     groups = groups_of(pairs)
     notes = []
     if uses_characters(caption for pair in pairs for caption in pair.captions):
-        notes.append(
-            f"In these scores, {CHARACTERS_NOTE}. METEOR and SPICE are left out, because they know English words only."
-        )
+        notes.append(f"In these scores, {CHARACTERS_NOTE}. METEOR and SPICE are left out (English words only).")
+        pairs = [replace(pair, captions=list(map(split_characters, pair.captions))) for pair in pairs]
+        systems = {name: {id: split_characters(captions[id]) for id in captions} for name, captions in systems.items()}
         metrics = [metric for metric in metrics if metric not in ENGLISH_METRICS]
     references = {pair.id: pair.captions for pair in pairs}
     hypotheses, reference_tokens = tokenize_together(systems, references, tokenizer)

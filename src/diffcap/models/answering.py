@@ -6,7 +6,6 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from json import JSONDecodeError
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
@@ -123,7 +122,7 @@ class ServedModel(AnsweringModel):
             options = self.options
             try:
                 return self.client.chat.completions.create(model=model, messages=messages, **options)
-            except (openai.OpenAIError, ValueError) as error:
+            except (openai.OpenAIError, ValueError) as error:  # ValueError: the JSON was cut
                 status = getattr(error, "status_code", None)
                 body = error.response.text if isinstance(error, openai.APIStatusError) else ""
                 if status == 400 and "max_completion_tokens" in body and "max_tokens" in options:
@@ -133,7 +132,7 @@ class ServedModel(AnsweringModel):
                 if status == 400 and "temperature" in body and "temperature" in options:
                     self.options = {"max_tokens": options["max_tokens"]}
                     continue
-                if (status == 429 or isinstance(error, JSONDecodeError)) and (pause := next(pauses, None)) is not None:
+                if (status == 429 or isinstance(error, ValueError)) and (pause := next(pauses, None)) is not None:
                     time.sleep(pause)
                     continue
                 text = f"{status}: {body}" if status else str(error.__cause__ or error)

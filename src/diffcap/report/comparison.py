@@ -85,7 +85,7 @@ def compare(
     protocol = {
         **{key: value for key, value in b.metrics["protocol"].items() if key in ("official", "change_types")},
         "tokenizer": tokenizer,
-        "metrics": [name for name in metrics if name not in unavailable],
+        "metrics": list(next(iter(scores["groups"].values()))),
         "pairs": {name: len(ids) for name, ids in groups.items()},
         "samples": samples,
         "seed": seed,
