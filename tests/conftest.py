@@ -31,10 +31,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in tests/stages runs real commands, and whatever is thorough is slow. A file there has one process, for its fixtures."""
+    """Everything in tests/stages runs real commands, and whatever is thorough is slow."""
     stages = Path(__file__).parent / "stages"
     for item in items:
         if item.path.is_relative_to(stages) or item.get_closest_marker("thorough"):
             item.add_marker("slow")
-        if item.path.is_relative_to(stages):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
