@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-golden", action="store_true", help="write the files of tests/golden again from what is found now"
     )
-    parser.addoption("--chromium", default=None, help="a Chromium with its chromedriver beside it")
+    parser.addoption("--chromium", default=None, help="path of Chromium; chromedriver must be in the same folder")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

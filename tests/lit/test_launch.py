@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from lightning.pytorch.utilities import rank_zero_only
 from tests.commands import environment, in_process, same_logs, weights
 
 from diffcap.lit.decoding import evaluation_trainer
@@ -39,6 +40,7 @@ CHILD = {"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": 
 def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nothing of the launcher that may have started the tests; what Lightning sets is removed again."""
     monkeypatch.setattr("diffcap.lit.launch._stores", [])
+    monkeypatch.setattr(rank_zero_only, "rank", 0)  # a Trainer sets it for all later trainings of the process
     for name in {*TORCHRUN, *SRUN, *CHILD, *(name for name in os.environ if name.startswith("SLURM_"))}:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

@@ -22,7 +22,7 @@ RCC = ["<NULL>", "<UNK>", "<START>", "<END>"]
 
 
 class AttrDict(dict):
-    """As the class of `model_cfg` in the released files, with its state beside its items."""
+    """In the form of the class `model_cfg` of the released files, which has items and a separate state."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

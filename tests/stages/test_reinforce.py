@@ -81,7 +81,7 @@ def test_its_checkpoint_captions(undisturbed: Path) -> None:
             assert metrics["protocol"]["ensemble"] == 2
             both = metrics["provenance"]["checkpoints"]
             assert [one["file"] for one in both] == ["../reinforce/best.ckpt"] * 2 and both[0]["stage"] == "reinforce"
-    assert output["alone"] == output["twice"]  # a captioner beside itself says what it says alone
+    assert output["alone"] == output["twice"]  # an ensemble of a captioner with itself has its captions
 
 
 @pytest.mark.thorough
