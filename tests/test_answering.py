@@ -17,10 +17,10 @@ pytest.importorskip("transformers")
 from PIL import Image
 
 from diffcap import load_captioner
+from diffcap.change import Caption
 from diffcap.cli import main
 from diffcap.models import answering
 from diffcap.models.answering import Unreachable
-from diffcap.pair_captioner import Caption
 from diffcap.utils.errors import DiffcapError
 from diffcap.web.captioners import Captioners, find_choices
 from diffcap.web.page import _answer

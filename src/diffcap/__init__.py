@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diffcap.pair_captioner import Caption, PairCaptioner, load_captioner
+    from diffcap.change import Caption
+    from diffcap.pair_captioner import PairCaptioner, load_captioner
 
 __version__ = "0.1.0"
 __all__ = ["Caption", "PairCaptioner", "load_captioner"]

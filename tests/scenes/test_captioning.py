@@ -14,8 +14,7 @@ from rasterio.features import rasterize
 from scipy import ndimage
 from tests.scenes.rasters import write
 
-from diffcap.change import NO_CHANGE_SENTENCES, no_change_probability, scored_sentences
-from diffcap.pair_captioner import Caption
+from diffcap.change import NO_CHANGE_SENTENCES, Caption, no_change_probability, scored_sentences
 from diffcap.scenes.captioning import PartialResults, caption_tiles
 from diffcap.scenes.raster import Scene, TileCaption, Tiling, open_scene
 from diffcap.scenes.writing import merge_tiles

@@ -7,12 +7,13 @@ import torch
 from tests.test_pair_captioner import lively
 from tests.toy_checkpoints import write_checkpoint
 
+from diffcap.change import Caption
 from diffcap.checkpoints.loading import load
 from diffcap.features.store import FeatureStore
 from diffcap.lit.decoding import decode
 from diffcap.methods.pcl.model import PCL
 from diffcap.methods.scorer.model import SCORER
-from diffcap.pair_captioner import Caption, load_captioner
+from diffcap.pair_captioner import load_captioner
 from diffcap.records import read_dataset
 
 WORDS = ["a", "blue", "cube", "gone", "is", "red", "the", "was"]

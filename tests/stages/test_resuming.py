@@ -80,8 +80,12 @@ ACCUMULATED = "--trainer.accumulate_grad_batches=3", "--trainer.max_steps=20", "
     ("number", "batch", "step", "options"),
     [
         (signal.SIGTERM, 9, 10, ()),
-        (signal.SIGINT, 14, 15, ()),  # a validation follows
-        (signal.SIGINT, 28, 10, (*ACCUMULATED, "--trainer.log_every_n_steps=3")),  # the second batch of the step
+        pytest.param(signal.SIGINT, 14, 15, (), marks=pytest.mark.thorough, id="a validation follows"),
+        pytest.param(
+            *(signal.SIGINT, 28, 10, (*ACCUMULATED, "--trainer.log_every_n_steps=3")),
+            marks=pytest.mark.thorough,
+            id="the second batch of the step",
+        ),
     ],
 )
 def test_a_signal_ends_a_training_after_the_whole_step(

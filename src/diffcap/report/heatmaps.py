@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from diffcap.change import AttentionMaps
-from diffcap.pair_captioner import Caption
+from diffcap.change import AttentionMaps, Caption
 from diffcap.records import ChangePair
 from diffcap.report import drawing
 from diffcap.report.drawing import CAPTION_FONT, GAP, LABEL_COLOR, LABEL_FONT, MARGIN, SHEET_FRAME, SHEET_WIDTH

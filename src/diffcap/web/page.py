@@ -174,7 +174,7 @@ def _answer(
     try:
         index = int(choice)
         with captioners.use(index) as captioner:  # locks the captioner, and loads it if necessary
-            caption = captioner(*images, 1 if captioner.only_answers else int(beams))
+            caption = _locate(captioner, images, beams)
             # A captioner that was trained on rendered images only, or not trained, has a note about its reliability.
             notes = [_capitalize(captioner.domain_note)] if captioner.domain_note else []
             try:
@@ -197,10 +197,14 @@ def _caption(
     with _decoding_lock:
         pair = read_pair(before, after, (_picture_name("before", before), _picture_name("after", after)))
     with captioners.use(int(choice)) as captioner:
-        images = (pair.before.image, pair.after.image)
-        num_beams = 1 if captioner.only_answers else int(beams)
-        caption: Any = next(captioner.batch([images], num_beams, sentences=scored_sentences(captioner), locate=True))
+        caption = _locate(captioner, (pair.before.image, pair.after.image), beams)
     return {**caption.as_dict(), "notes": pair.notes, "changed": change_probability(caption)}
+
+
+def _locate(captioner: Any, images: tuple[Image.Image, Image.Image], beams: float) -> Any:
+    """Return the caption with the box of the change and what its probability is calculated from."""
+    num_beams = 1 if captioner.only_answers else int(beams)
+    return next(captioner.batch([images], num_beams, sentences=scored_sentences(captioner), locate=True))
 
 
 def _picture_name(side: str, path: str) -> str:

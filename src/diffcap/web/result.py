@@ -17,9 +17,8 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from diffcap.change import AttentionMaps
+from diffcap.change import AttentionMaps, Caption, change_probability
 from diffcap.evaluation.localisation import Mask
-from diffcap.pair_captioner import Caption
 from diffcap.report.drawing import REGION_COLOR, colored_outline, fitted_size
 from diffcap.report.heatmaps import Array, colormap, overlay, percent, scale_attention
 from diffcap.report.page import read_resource
@@ -97,7 +96,7 @@ def render_result(
 ) -> str:
     """Return the answer to two RGB images. `captioner` is a label.
 
-    If the images are those of an example with a mask, the outline of the mask is drawn over them.
+    If the images are those of an example with a mask, the outline of the mask is drawn over them. The image after has the caption's box.
     """
     pixels = [image.tobytes() for image in images]
     examples = (one for one in render_examples() if [one.before.tobytes(), one.after.tobytes()] == pixels)
@@ -134,6 +133,8 @@ def render_result(
         legend_colors=", ".join(f"rgb({red}, {green}, {blue})" for red, green, blue in legend_colors),
         outline_color=", ".join(map(str, REGION_COLOR)),
         hypotheses=[caption, *caption.alternatives],
+        changed=change_probability(caption) if caption.nothing_changed is not None or caption.scored else None,
+        box_percent=[100 * edge / images[1].size[axis % 2] for axis, edge in enumerate(caption.box or ())],
         percent=percent,
         probability_of=lambda log_probability: math.exp(min(0.0, log_probability)),
     )
