@@ -1,9 +1,9 @@
 """Commands of Python that start in milliseconds: each one is a fork of a process that has imported the large libraries.
 
-After `install`, `subprocess` starts `python -m module ...` and `python script.py ...` as such forks, in the tests and in the commands
-that they start: the second process of a training, the trainings of a sweep, the workers of torchrun. A fork runs the same code as a
-new interpreter, and is a child of the process that starts it, with its own folder, environment, output and exit. `python -c`, and
-programs such as `.venv/bin/diffcap`, get new interpreters.
+After `install`, `subprocess` starts `python -m module ...`, `python script.py ...` and `python -c code ...` as such forks, in the tests
+and in the commands that they start: the second process of a training, the trainings of a sweep, the workers of torchrun. A fork runs the
+same code as a new interpreter, and is a child of the process that starts it, with its own folder, environment, output and exit. Programs
+such as `.venv/bin/diffcap`, and code that asks what is imported (`sys.modules`), get new interpreters.
 
 `write_program` offers the same to make.
 """
@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from functools import cache
 from pathlib import Path
@@ -114,10 +115,16 @@ def _replace_start(server: Any) -> None:
 def _can_fork(words: list[str], environment: dict[str, str]) -> bool:
     """Whether it is a script or a module of this interpreter, and diffcap is the one that is imported here."""
     program = words[2:] if words[1:2] == ["-u"] else words[1:]
-    is_known = words[0] == PYTHON and bool(program) and (program[0] == "-m" or program[0].endswith(".py"))
+    is_known = words[0] == PYTHON and bool(program) and (program[0] in ("-m", "-c") or program[0].endswith(".py"))
     folders = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     has_own = any(Path(folder, "diffcap").is_dir() for folder in folders)
-    return is_known and not has_own and all(environment.get(name) == os.environ.get(name) for name in READ_AT_START)
+    asks_imports = any("sys.modules" in word for word in program[:2])
+    return (
+        is_known
+        and not has_own
+        and not asks_imports
+        and all(environment.get(name) == os.environ.get(name) for name in READ_AT_START)
+    )
 
 
 def _start_server() -> socket.socket:
@@ -185,6 +192,7 @@ def _run(command: dict[str, Any], files: list[int]) -> None:
             del sys.modules[name]
     os.environ.clear()
     os.environ.update(command["environment"])
+    tempfile.tempdir = None  # it comes from TMPDIR
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     words = command["words"][1:]
     if words[0] == "-u":
@@ -194,6 +202,9 @@ def _run(command: dict[str, Any], files: list[int]) -> None:
         if words[0] == "-m":
             sys.argv, sys.path[0] = words[1:], command["cwd"]
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        elif words[0] == "-c":
+            sys.argv, sys.path[0] = ["-c", *words[2:]], ""
+            exec(words[1], {"__name__": "__main__"})
         else:
             sys.argv, sys.path[0] = words, os.path.dirname(words[0])  # noqa: PTH120
             runpy.run_path(words[0], run_name="__main__")

@@ -30,7 +30,7 @@ def test_the_command_serves_on_this_machine_alone_and_leaves_nothing(tmp_path: P
     shutil.copytree(SHIPPED, tmp_path / "runs" / "mine")
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    command = [str(Path(sys.executable).with_name("diffcap")), "serve", "--port", "0", "--checkpoint", str(SHIPPED)]
+    command = [sys.executable, "-m", "diffcap", "serve", "--port", "0", "--checkpoint", str(SHIPPED)]
     with subprocess.Popen(
         command,
         cwd=tmp_path,
