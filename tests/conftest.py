@@ -31,9 +31,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in tests/stages runs real commands, and whatever is thorough is slow. Slow tests run first: the others fill the end."""
+    """Everything in tests/stages runs real commands, and whatever is thorough is slow.
+
+    Slow tests run first, so that the others fill the end; those of a file have one process, for its fixtures.
+    """
     stages = Path(__file__).parent / "stages"
     for item in items:
         if item.path.is_relative_to(stages) or item.get_closest_marker("thorough"):
             item.add_marker("slow")
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)

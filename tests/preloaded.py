@@ -115,16 +115,13 @@ def _replace_start(server: Any) -> None:
 def _can_fork(words: list[str], environment: dict[str, str]) -> bool:
     """Whether it is a script or a module of this interpreter, and diffcap is the one that is imported here."""
     program = words[2:] if words[1:2] == ["-u"] else words[1:]
-    is_known = words[0] == PYTHON and bool(program) and (program[0] in ("-m", "-c") or program[0].endswith(".py"))
+    # `python -u -c` is a worker of pytest.
+    is_program = bool(program) and (program[0] == "-m" or words[1] == "-c" or program[0].endswith(".py"))
+    asks_imports = any("sys.modules" in word for word in program[:2])
     folders = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     has_own = any(Path(folder, "diffcap").is_dir() for folder in folders)
-    asks_imports = any("sys.modules" in word for word in program[:2])
-    return (
-        is_known
-        and not has_own
-        and not asks_imports
-        and all(environment.get(name) == os.environ.get(name) for name in READ_AT_START)
-    )
+    is_known = words[0] == PYTHON and is_program and not asks_imports and not has_own
+    return is_known and all(environment.get(name) == os.environ.get(name) for name in READ_AT_START)
 
 
 def _start_server() -> socket.socket:
