@@ -1,6 +1,7 @@
 """The page, served in this process, and a visitor who talks to it over HTTP as a browser does."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from functools import cache
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import uvicorn
@@ -25,7 +27,8 @@ SHIPPED = Choice("SCORER · blocks · ships with diffcap", None)
 def served(folder: Path, captioners: Captioners | None = None, **options: Any) -> Iterator[str]:
     """The page's address; `folder` takes the uploaded files. Options as `build_app`'s."""
     folder.mkdir(exist_ok=True)
-    with listen("127.0.0.1", 0) as listener:
+    # The folder for uploads is an environment variable; another server of this process gets its own back.
+    with listen("127.0.0.1", 0) as listener, mock.patch.dict(os.environ):
         app = build_app(captioners or Captioners([SHIPPED], "cpu"), folder, **options)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -84,12 +84,16 @@ def test_no_pictures_or_one_is_a_sentence(visitor: Visitor) -> None:
         assert f"Give {found} first" in sentence(visitor.caption(before, after))
 
 
-def test_a_probability_of_a_change_comes_before_the_log_probability(tmp_path: Path) -> None:
+def test_the_probability_of_a_change_and_its_box_are_shown(tmp_path: Path) -> None:
     made = make(tmp_path / "best.ckpt", "pcl")
     paths = [str(tmp_path / f"{number}.png") for number in (1, 2)]
-    for number, path in enumerate(paths):
-        noise(number).save(path)
-    text = text_of(_answer(Captioners([Choice("mine", made)], "cpu"), *paths, "0", 1))
+    picture = Image.new("RGB", (100, 50))
+    for path in paths:
+        picture.save(path)
+        picture.paste((200, 20, 20), (20, 10, 50, 25))
+    page = _answer(Captioners([Choice("mine", made)], "cpu"), *paths, "0", 1)
+    assert page.count("left: 20.00%; top: 20.00%; width: 30.00%; height: 30.00%") == 1
+    text = text_of(page)
     caption = load_captioner(made, device="cpu")(*paths)
     assert caption.nothing_changed is not None
     shown = f"probability that something changed {percent(1 - caption.nothing_changed)} log-probability of the"
@@ -190,9 +194,6 @@ def test_scripts_get_the_caption_as_json(visitor: Visitor, tmp_path: Path, monke
     assert set(client.view_api(print_info=False, return_format="dict")["named_endpoints"]) == {"/caption"}
     with pytest.raises(AppError, match="Give both pictures"):
         client.predict(handle_file("before.png"), None, api_name="/caption")
-
-
-# Servers of their own stand last: the folder for uploads is one for the whole process, and `visitor` loses it to them.
 
 
 @pytest.mark.slow
