@@ -25,7 +25,7 @@ from diffcap.datasets.registry import get_dataset
 from diffcap.registry import Part, package_folder, split_names
 from diffcap.run_folder import FINETUNE, PRETRAIN, PRETRAIN_EXTRA, REINFORCE
 from diffcap.utils.errors import DiffcapError
-from diffcap.utils.settings import CONFIGS, Settings, get_config_value, read_settings
+from diffcap.utils.settings import CONFIGS, Settings, backbones, get_config_value, read_settings
 
 if TYPE_CHECKING:
     from diffcap.experiment import Experiment
@@ -40,9 +40,9 @@ def compose(e: "Experiment", stage: str) -> Settings:
 
 
 def parts(e: "Experiment", stage: str) -> list[Part]:
-    """Return the parts of a stage's settings, in the order of this module's docstring. The stage extract has one: backbone/<name>.yaml."""
+    """Return the parts of a stage's settings, in the order of this module's docstring. The stage extract has one, of backbones.yaml."""
     if stage == "extract":
-        return _file(f"backbone/{e.backbone}")
+        return [Part(f"backbones.yaml: {e.backbone}", {"model": {"name": e.backbone, **backbones()[e.backbone]}})]
     method = e.method_spec
     known_names = {*known_datasets(), MIXED, *(path.stem for path in (CONFIGS / "dataset").glob("*.yaml"))}
     for name in (name for key in method.content.get("datasets", {}) for name in split_names(key)):

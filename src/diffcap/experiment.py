@@ -34,7 +34,7 @@ from diffcap.run_folder import (
 )
 from diffcap.utils.errors import DiffcapError
 from diffcap.utils.files import expand_home, served_name
-from diffcap.utils.settings import CONFIGS, get_config_value, read_settings
+from diffcap.utils.settings import CONFIGS, backbones, get_config_value, read_settings
 
 DEFAULT_SEED = "1234"
 CAPTIONS, RETRIEVAL, SWAP = "captions", "retrieval", "swap"  # values of the variable `eval`
@@ -68,7 +68,9 @@ class Experiment:
         "training length: default, short, smoke (seconds) or probe (estimates the time and memory of a whole training)",
         "default",
     )
-    backbone: str = _option("network of the features, a file of configs/backbone (default: by method and dataset)")
+    backbone: str = _option(
+        "network of the features, an entry of configs/backbones.yaml (default: by method and dataset)"
+    )
     features: str = _option("name of the features' folder in FOLDER/features (default: the backbone's name)")
     features_from: str = _option("folder of features that a method's authors published, instead of extracted ones")
     weights: str = _option(
@@ -188,8 +190,9 @@ class Experiment:
             "pretrain": ("", "yes", "no"),
             "offline": ("", "yes", "no"),
         }
-        for name in ("trainer", "backbone"):  # ddp.yaml is not a choice: DEVICES above 1 adds it
-            choices[name] = sorted({path.stem for path in (CONFIGS / name).glob("*.yaml")} - {"ddp"})
+        choices["backbone"] = sorted(backbones())
+        # ddp.yaml is not a choice: DEVICES above 1 adds it
+        choices["trainer"] = sorted({path.stem for path in (CONFIGS / "trainer").glob("*.yaml")} - {"ddp"})
         for name, values in choices.items():
             if (value := getattr(self, name)) not in values:
                 choice = f"one of {', '.join(values)}" if len(values) > 3 else " or ".join(filter(None, values))
@@ -262,8 +265,7 @@ class Experiment:
         else:
             name = "features_from" if self.features_from else "backbone"
             source = f"{name.upper()}={getattr(self, name)} gives"
-            library = get_config_value([CONFIGS / f"backbone/{self.backbone}.yaml"], "model", "library")
-            has_pixels = library == "pixels" and not self.features_from
+            has_pixels = backbones()[self.backbone]["library"] == "pixels" and not self.features_from
         if has_pixels != self.reads_pixels:
             held, read = ("pixels", "features") if has_pixels else ("features", "pixels")
             unfit = [f"{name.upper()}=" for name in ("features", "features_from") if name in self.explicit_values]
@@ -368,7 +370,7 @@ def _values_of_run(path: Path, content: JsonDict, explicit_values: dict[str, str
         "trainer": run.get("preset"),
         "folder": data.get("folder"),
         "features": features,
-        "backbone": features if (CONFIGS / f"backbone/{features}.yaml").is_file() else None,
+        "backbone": features if features in backbones() else None,
         "seed": content.get("seed_everything"),
         "logger": run.get("logger"),
         "devices": (content.get("trainer") or {}).get("devices"),

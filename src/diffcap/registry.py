@@ -82,9 +82,9 @@ class Method:
     title: str  # as in tables
     paper: str  # citation, for model cards
     captioner: str  # import path of the `Captioner`
-    backbone: str  # file of configs/backbone with the default settings of the features
+    backbone: str  # entry of configs/backbones.yaml with the default settings of the features
     reads_pixels: bool = False  # whether the captioner can only read images, not features
-    # Only for a method that can read features or images: the file that replaces `backbone` if the captioner reads images. The captioner
+    # Only for a method that can read features or images: the entry that replaces `backbone` if the captioner reads images. The captioner
     # reads images if the setting `model.captioner.init_args.backbone` names a network, which is then a part of the captioner.
     pixels_backbone: str | None = None
     # Only for a method that fine-tunes a vision-language model, which is called its base model (variable VLM): import path of a module

@@ -73,7 +73,7 @@ class Stage:
 
 
 def _extract(e: Experiment) -> Settings:
-    """Return the settings to extract features, from the backbone's file, or to import features that a method's authors published."""
+    """Return the settings to extract features, from the backbone's entry, or to import features that a method's authors published."""
     if e.features_from:
         return {"folder": e.folder, "source": expand_home(e.features_from), "name": e.features}
     settings = compose(e, "extract")

@@ -22,10 +22,10 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (base / "blocks.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "negatives.jsonl").is_file():
-            backbone = ROOT / "configs/backbone/blocks.yaml"
+            backbone = "--model.name=blocks", "--model.library=blocks"
             for stage, *options in (
                 ("data", "--dataset=blocks", f"--pairs={PAIRS}", f"--out={folder}", "--seed=1"),
-                ("extract", f"--config={backbone}", f"--data.folder={folder}", "--data.num_workers=0"),
+                ("extract", *backbone, f"--data.folder={folder}", "--data.num_workers=0"),
                 ("negatives", f"--folder={folder}", "--tagger=blocks", "--workers=1"),
             ):
                 done = run([sys.executable, str(ROOT / "stages" / f"{stage}.py"), *options], base)
@@ -39,8 +39,8 @@ def pixels(blocks: Path) -> Path:
     with (blocks.parent / "pixels.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (blocks / "features/blocks_pixels/complete").is_file():
-            config = ROOT / "configs/backbone/blocks_pixels.yaml"
-            options = f"--config={config}", f"--data.folder={blocks}", "--data.num_workers=0"
+            backbone = "--model.name=blocks_pixels", "--model.library=pixels", "--model.image_size=[96,128]"
+            options = *backbone, f"--data.folder={blocks}", "--data.num_workers=0"
             done = run([sys.executable, str(ROOT / "stages/extract.py"), *options], blocks.parent)
             assert done.returncode == 0, done.stderr
     return blocks

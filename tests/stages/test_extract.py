@@ -14,7 +14,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
-from tests.commands import ROOT, config_words, environment, in_process, run
+from tests.commands import ROOT, environment, in_process, run
 
 from diffcap.experiment import Experiment
 from diffcap.records import ChangePair, write_dataset
@@ -39,10 +39,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(folder: Path, *options: str) -> list[str]:
-    config = config_words("configs/backbone/resnet101_layer4.yaml")
     return [
-        *(sys.executable, str(ROOT / "stages/extract.py"), *config),
-        *("--model.name=small", "--model.network=resnet34", f"--model.weights={folder / 'weights.pth'}"),
+        *(sys.executable, str(ROOT / "stages/extract.py"), "--model.name=small"),
+        *("--model.network=resnet34", "--model.stage=layer4", f"--model.weights={folder / 'weights.pth'}"),
         *(f"--data.folder={folder}", "--data.batch_size=2", "--trainer.accelerator=cpu", *options),
     ]
 

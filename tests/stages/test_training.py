@@ -179,8 +179,8 @@ def test_damaged_features_stop_training_and_evaluation_until_extraction_has_repa
     whole, sums = data.read_bytes(), data.with_name("sums.u32").read_bytes()
     images = len(json.loads(data.with_name("index.json").read_text())["paths"])
     row = len(whole) // images
-    config = f"--config={ROOT / 'configs/backbone/blocks.yaml'}"
-    extraction = [sys.executable, str(ROOT / "stages/extract.py"), config, f"--data.folder={folder}"]
+    backbone = "--model.name=blocks", "--model.library=blocks"
+    extraction = [sys.executable, str(ROOT / "stages/extract.py"), *backbone, f"--data.folder={folder}"]
     finetune = smoke("finetune", folder, tmp_path / "finetune")
 
     def flip(first: int) -> None:

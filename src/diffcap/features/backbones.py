@@ -12,6 +12,7 @@
 `resnet101` gives 1024 x 14 x 14 at `layer3` and 2048 x 7 x 7 at `layer4`.
 The activation, mean and standard deviation are always those of the default weights, even if `weights` is a file or "random".
 An image is always resized as a whole, by diffcap's `ResizeNormalize` and not by the library's preprocessing, which may crop it.
+`configs/backbones.yaml` has named choices.
 """
 
 import json
@@ -19,7 +20,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -119,6 +120,7 @@ def build_backbone(
     pool_size: tuple[int, int] | None = None,
     image_size: tuple[int, int] | None = None,
     image_std: tuple[float, float, float] | None = None,
+    norm: bool = False,
 ) -> Backbone:
     """Build a backbone. `layer` is the option `stage` of `make extract`, and `pool_size` is its option `pool`.
 
@@ -126,15 +128,18 @@ def build_backbone(
         library, network, layer: as in the table at the top; the layer's output is the feature map.
         weights: "default" (downloaded by the library), "random" (seed 0, for tests), or the path of a weights file.
         pool_size: rows and columns of the map after average pooling; None for no pooling.
-        image_size: height and width of `pixels` and of the input of a torchvision network, by default (224, 224).
+        image_size: height and width of `pixels` and of the input of a torchvision or timm network; by default (224, 224), and for timm
+            the size that its weights were trained with. Position embeddings of another size are resampled.
         image_std: standard deviations of R, G, B on a scale from 0 to 1 for a torchvision network; by default those of its weights.
+        norm: apply the last norm of a timm network to the map, as open_clip's networks always do.
     """
     if library not in library_names():
         names = ", ".join(library_names())
         raise DiffcapError(f"The library {library} of the backbone is unknown; choose one of {names}.")
     for option, value, libraries in (
-        ("image_size", image_size, ("pixels", "torchvision")),
+        ("image_size", image_size, ("pixels", "torchvision", "timm")),
         ("image_std", image_std, ("torchvision",)),
+        ("norm", norm or None, ("timm",)),
     ):
         if value is not None and library not in libraries:
             raise DiffcapError(f"--model.{option} is only for {' and '.join(libraries)}, not for {library}: remove it.")
@@ -155,9 +160,10 @@ def build_backbone(
         if library in own_builders():
             trunk, preprocess = import_object(own_builders()[library])(weights)
         else:
-            builders = {"torchvision": _build_torchvision, "open_clip": _build_open_clip, "timm": _build_timm}
-            trunk = builders[library](name, layer, weights)
             preprocess = find_preprocessing(library, name)
+            build_timm = partial(_build_timm, norm=norm, is_resized=size not in (None, preprocess.size))
+            build: Any = {"torchvision": _build_torchvision, "open_clip": _build_open_clip, "timm": build_timm}[library]
+            trunk = build(name, layer, weights)
     if size is not None:
         preprocess = replace(preprocess, size=size)
     if image_std is not None:
@@ -165,6 +171,8 @@ def build_backbone(
     description = {"library": library, "network": network, "stage": layer}
     if library == "open_clip":
         description |= describe_clip(name)
+    if norm:
+        description["norm"] = True
     return Backbone(trunk, preprocess, description, (*pool_size,) if pool_size else None)
 
 
@@ -281,8 +289,15 @@ def _timm_settings(network: str) -> dict[str, Any]:
     return settings.to_dict() if settings else {}
 
 
-def _build_timm(network: str, layer: str | int | None, weights: str) -> nn.Module:
+def _build_timm(network: str, layer: str | int | None, weights: str, norm: bool, is_resized: bool) -> nn.Module:
     import timm
+
+    def create(**options: Any) -> Any:
+        """Build the model. With `is_resized`, one with position embeddings resamples them for each size; others take any size."""
+        if is_resized:
+            with suppress(TypeError):  # the model has no such option
+                return timm.create_model(network, num_classes=0, dynamic_img_size=True, **options)
+        return timm.create_model(network, num_classes=0, **options)
 
     settings = _timm_settings(network)
     if weights == "default":
@@ -291,22 +306,22 @@ def _build_timm(network: str, layer: str | int | None, weights: str) -> nn.Modul
         url = f"https://huggingface.co/{repository}/resolve/main/{file}" if repository else settings.get("url")
         if not url:
             raise DiffcapError(f"timm has no weights for {network}; give a file as {WEIGHTS_VARIABLE}=PATH.")
-        model = download(network, url, lambda: timm.create_model(network, pretrained=True, num_classes=0))
+        model = download(network, url, lambda: create(pretrained=True))
     else:
-        model = timm.create_model(network, pretrained=False, num_classes=0)
+        model = create(pretrained=False)
     if weights not in ("default", "random"):
         state = read_state_dict(weights)
         # timm renames the parameters while it loads a file of a network's authors. If this fails, the parameters keep their names.
         with suppress(Exception):
             overlay = {"state_dict": dict(state)}
-            converted = timm.create_model(network, pretrained=True, pretrained_cfg_overlay=overlay).state_dict()
+            converted = create(pretrained=True, pretrained_cfg_overlay=overlay).state_dict()
             # timm also resamples a `pos_embed` (position embedding) of another size. The file of DINOv2's authors, in which the parameters
             # have other names, needs this. A file with timm's names and another size is a mistake, which `load_weights` must refuse.
             expected = model.state_dict()
             if expected.keys() - state.keys() or all(state[key].numel() == expected[key].numel() for key in expected):
                 state = converted
         load_weights(model, state, weights)
-    return _IntermediateMap(model, layer, "timm")
+    return _IntermediateMap(model, layer, "timm", norm=norm)
 
 
 class _IntermediateMap(nn.Module):
@@ -328,8 +343,10 @@ class _IntermediateMap(nn.Module):
             outputs = self.network.forward_intermediates(  # type: ignore[operator]
                 images, indices=indices, intermediates_only=True, output_fmt="NCHW", **self.options
             )
-        except AssertionError as error:  # the network has fewer blocks
-            raise DiffcapError(f"--model.stage={self.layer}: {error}; give another number.") from None
+        except AssertionError as error:  # the network has fewer blocks, or is for another size
+            size = ",".join(map(str, images.shape[2:]))
+            option = f"stage={self.layer}" if "index" in str(error) else f"image_size=[{size}]"
+            raise DiffcapError(f"--model.{option}: {error}; give another value.") from None
         maps = outputs["image_intermediates"] if isinstance(outputs, dict) else outputs
         return maps[-1]
 
@@ -346,7 +363,7 @@ def rebuild_backbone(meta: Mapping[str, Any], weights: str | None = None) -> Bac
     if "longest_side" in (meta.get("preprocessing") or {}):  # a vision-language model, which reads images of any size
         preprocess = ShrinkLongestSide(meta["preprocessing"]["longest_side"])
         return Backbone(nn.Identity(), preprocess, {"library": library})
-    size = meta["preprocessing"].get("size") if library in ("pixels", "torchvision") else None
+    size = meta["preprocessing"].get("size") if library in ("pixels", "torchvision", "timm") else None
     std = meta["preprocessing"].get("std") if library == "torchvision" else None
     try:
         backbone = build_backbone(
@@ -357,6 +374,7 @@ def rebuild_backbone(meta: Mapping[str, Any], weights: str | None = None) -> Bac
             meta.get("pool"),
             size,
             std,
+            meta.get("norm", False),
         )
     except DiffcapError as error:  # the error names variables of `make extract`
         raise DiffcapError(str(error).replace(OFFLINE_HINT, "").replace(WEIGHTS_VARIABLE, _WEIGHTS_OPTION)) from None

@@ -35,6 +35,7 @@ from diffcap.features.preprocessing import ResizeOnly, load_image
 from diffcap.records import JsonDict, read_json, read_root
 from diffcap.utils.cores import available_cores
 from diffcap.utils.errors import DiffcapError
+from diffcap.utils.settings import backbones
 
 FORMAT_VERSION = 2  # "version" in `meta.json`
 CHECKSUM_FILE = "sums.u32"
@@ -134,7 +135,7 @@ def extract_command(folder: Path, meta: Mapping[str, Any]) -> str:
         source_file = folder / "source.json"
         source = shlex.quote(read_json(source_file)["folder"]) if source_file.is_file() else "<the authors' folder>"
         return f"`{command} FEATURES={name} FEATURES_FROM={source}`"
-    if Path("configs/backbone", f"{name}.yaml").is_file():
+    if name in backbones():
         return f"`{command} BACKBONE={name}`"
     return f"`{command} FEATURES={name}` with the same BACKBONE= and WEIGHTS= as before"
 

@@ -173,8 +173,10 @@ def download(network: str, url: str, fetch: Callable[[], Result]) -> Result:
             return fetch()
     except Exception as error:  # the libraries raise errors of many types
         reason = " ".join(str(error).split("\n")[0].split())[:200] or type(error).__name__
+        is_refused = getattr(getattr(error, "response", None), "status_code", None) in (401, 403)
+        remedy = "accept the licence on their page and log in with `hf auth login`, or " if is_refused else ""
         raise DiffcapError(
-            f"the default weights of {network} are not cached and cannot be downloaded ({reason}); fetch {url} "
+            f"the default weights of {network} are not cached and cannot be downloaded ({reason}); {remedy}fetch {url} "
             f"elsewhere and give it as {WEIGHTS_VARIABLE}=PATH{OFFLINE_HINT}."
         ) from None
     finally:

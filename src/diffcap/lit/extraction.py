@@ -34,8 +34,10 @@ class Extraction(pl.LightningModule):
             open_clip or timm (null for the last).
         weights: "default" for the weights that the library downloads, "random", or the path of a .safetensors or .pth file.
         pool: rows and columns to which the feature map is averaged; null for no pooling.
-        image_size: height and width that images are resized to, for pixels and torchvision; null for 224 x 224.
+        image_size: height and width that images are resized to, for pixels, torchvision and timm; null for 224 x 224, or for the size
+            of a timm network's weights.
         image_std: standard deviations of R, G, B for a torchvision network; null for ImageNet's.
+        norm: apply the last norm of a timm network to the map.
         from_files: store nothing, but decode and resize an image file each time it is read; only for the library pixels.
     """
 
@@ -49,6 +51,7 @@ class Extraction(pl.LightningModule):
         pool: tuple[int, int] | None = None,
         image_size: tuple[int, int] | None = None,
         image_std: tuple[float, float, float] | None = None,
+        norm: bool = False,
         from_files: bool = False,
     ) -> None:
         super().__init__()
@@ -56,7 +59,7 @@ class Extraction(pl.LightningModule):
             raise DiffcapError(f"--model.from_files is only for pixels; remove the option for {library}.")
         self.from_files = from_files
         self.name = name
-        self.backbone = build_backbone(library, network, stage, weights, pool, image_size, image_std)
+        self.backbone = build_backbone(library, network, stage, weights, pool, image_size, image_std, norm)
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor | None:
         """Return the features (B, C, h, w) of a batch; None if no image of the batch is readable."""

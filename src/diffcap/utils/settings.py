@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,13 @@ def get_config_value(files: Iterable[Path | Settings], *keys: str) -> Any:
         if isinstance(value, dict):
             found = value.get(keys[-1], found)
     return found
+
+
+@cache
+def backbones() -> dict[str, Settings]:
+    """Return the options of each backbone by its name, the value of BACKBONE."""
+    content: dict[str, Settings] = read_settings(CONFIGS / "backbones.yaml")
+    return content
 
 
 def own_configs(words: Sequence[str]) -> list[str]:

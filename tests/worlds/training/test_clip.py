@@ -4,14 +4,13 @@ import random
 
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
-from tests.commands import ROOT
 
 from diffcap.experiment import Experiment
 from diffcap.methods.clip4idc.model import CLIP4IDC, CLIP4IDCAdaptation
 from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.text.vocabularies import build_clip_vocabulary
+from diffcap.utils.settings import backbones
 from diffcap.worlds.blocks.captions import LEXICON, describe
 from diffcap.worlds.blocks.scenes import sample_triples
 from diffcap.worlds.tiles.captions import LEXICON as TILES_LEXICON
@@ -99,7 +98,7 @@ def test_the_settings_of_tiles_fit_the_shipped_clip() -> None:
         experiment.setting(stage, "model", "captioner", "init_args", "network") for stage in ("pretrain", "finetune")
     }
     assert networks == {TilesClip.clip_name}
-    size = yaml.safe_load((ROOT / "configs/backbone/tiles_pixels.yaml").read_text())["model"]["image_size"]
+    size = backbones()["tiles_pixels"]["image_size"]
     captions = [
         caption
         for number in range(400)
