@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from diffcap.evaluation.baselines import most_common_captions, nearest_captions, nearest_rows, pair_vectors
+from diffcap.evaluation.baselines import (
+    leave_one_out,
+    most_common_captions,
+    most_typical,
+    nearest_captions,
+    nearest_rows,
+    pair_vectors,
+)
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
 
@@ -18,6 +25,14 @@ def test_most_common_caption_goes_to_every_pair() -> None:
     with pytest.raises(DiffcapError, match="the training split has no caption"):
         most_common_captions([pair("1")], [pair("8")])
     assert most_common_captions([pair("1", "b"), pair("2", "a")], [pair("8")]) == {"8": "b"}  # the first of equals
+
+
+def test_a_reference_is_scored_against_the_others_of_its_pair() -> None:
+    others, captions = leave_one_out([pair("1", "a", "b", "a"), pair("2", "c"), pair("3", "d", "e")])
+    found = [(captions[other.id], other.captions) for other in others]
+    typical = most_typical({"1": ["x y", "a b c", "a b d", "a b c"], "2": ["u", "v w", "v w"]}, "raw")
+    assert typical == {"1": "a b c", "2": "v w"}
+    assert found == [("a", ["b", "a"]), ("b", ["a", "a"]), ("a", ["a", "b"]), ("d", ["e"]), ("e", ["d"])]
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 100])

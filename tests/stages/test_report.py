@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from pycocoevalcap.rouge.rouge import Rouge
 from tests.commands import in_process, one_sentence, run
 from tests.report.layouts import (
     METRICS,
@@ -26,6 +27,8 @@ from diffcap.datasets.registry import WordIdProtocol
 from diffcap.evaluation.protocols import evaluate
 from diffcap.evaluation.remote_sensing import word_id_scoring
 from diffcap.records import ChangePair, Dataset, file_hash, read_json, write_dataset, write_json
+from diffcap.report.table import CEILINGS, LEFT_OUT, ORACLE, TYPICAL
+from diffcap.worlds.blocks.write import oracle_captions
 
 SCRIPT = str(Path(__file__).parents[2] / "stages" / "report.py")
 
@@ -63,7 +66,8 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     assert "by change type" in done.stdout and "standard deviation over 2 runs" in " ".join(done.stdout.split())
     table = read_json(tmp_path / "report/table.json")
     rows = table["rows"]
-    assert list(rows) == ["most common training caption", "nearest neighbour's caption", "PCL", "PCL, no pre-training"]
+    baselines, ceilings = ["most common training caption", "nearest neighbour's caption"], [*CEILINGS]
+    assert list(rows) == [*baselines, "PCL", "PCL, no pre-training", *ceilings]
 
     scratch = read_json(tmp_path / "runs/scratch/eval/metrics.json")
     for name, scores in scratch["groups"].items():
@@ -86,6 +90,18 @@ def test_the_report_of_two_systems(tmp_path: Path) -> None:
     expected, baseline = evaluate(common, test, "raw", METRICS), rows["most common training caption"]
     assert {group: baseline[group] for group in expected["groups"]} == expected["groups"]
     assert baseline["slots"]["type"] == expected["slots"]["type"] and baseline["seconds"] is None
+    knowing = {id: sentences[0] for id, sentences in oracle_captions(dataset.root, test).items()}
+    groups = evaluate(knowing, test, "raw", METRICS)["groups"]
+    assert {group: rows[ORACLE][group] for group in groups} == groups
+    assert rows[TYPICAL]["total"]["CIDEr-D"] > rows[ORACLE]["total"]["CIDEr-D"]
+    rouge = [
+        Rouge().calc_score([text], [other for k, other in enumerate(pair.captions) if k != n])
+        for pair in test
+        for n, text in enumerate(pair.captions)
+    ]
+    assert rows[LEFT_OUT]["total"]["ROUGE-L"] == pytest.approx(statistics.mean(rouge))
+    assert all(rows[name]["slots"]["type"] == 1 for name in CEILINGS)
+    assert "with one reference fewer" in (tmp_path / "report/table.md").read_text()
 
     assert table["protocol"]["tokenizer"] == "raw" and table["protocol"]["pairs"]["total"] == len(test)
     notes = table["provenance"]
@@ -226,7 +242,7 @@ def test_captions_of_other_systems_are_rows(tmp_path: Path) -> None:
     assert f"attention.png does not show {other}: " in done.stdout
     table = read_json(tmp_path / "report/table.json")
     rows = table["rows"]
-    assert list(rows)[2:] == ["PCL", other, "three seeds"]
+    assert list(rows)[2:] == ["PCL", other, "three seeds", *CEILINGS]
     assert rows[other] == {key: value for key, value in rows["PCL"].items() if key not in ("seconds", "steps")}
     assert rows["three seeds"]["runs"] == 3 and rows["three seeds"]["std"]["total"]["CIDEr-D"] > 0
     assert table["provenance"]["runs"][other] == [
@@ -263,7 +279,7 @@ def test_captions_of_other_systems_need_neither_a_run_nor_features(tmp_path: Pat
     done = run([sys.executable, "-m", "diffcap", *options.split()], tmp_path)
     assert done.returncode == 0, done.stderr
     table = read_json(tmp_path / "report/table.json")
-    assert list(table["rows"]) == ["most common training caption", "API"]
+    assert list(table["rows"]) == ["most common training caption", "API", *CEILINGS]
     assert table["protocol"]["tokenizer"] == "ptb" and table["protocol"]["pairs"]["total"] == len(test)
     expected = evaluate(captions, test, "ptb", METRICS)
     for group, scores in expected["groups"].items():

@@ -42,6 +42,9 @@ class DatasetSpec:
     blank_captions: bool = False  # True if the authors' files have empty captions, which papers score, too
     augmented: bool = False  # True if `read` has an option `augmented` that keeps augmented training pairs
     renderer: str | None = None  # import path of the function that renders the dataset; None for a published dataset
+    # Import path of a function (folder of the rendered files, pairs): id -> sentences by one who knows the change, in the words of the
+    # references, but sampled with other seeds; {} if another version rendered the folder.
+    oracle: str | None = None
     pairs: bool = True  # False for a dataset of single images
     backbone: str | None = None  # replaces the default backbone (network of the features) of methods that read features
     pixels_backbone: str | None = None  # replaces the default backbone of methods that read pixels
@@ -95,6 +98,7 @@ BUILT_IN = (
         "blocks",
         "diffcap.datasets.clevr:read_clevr_change",  # blocks has the files of CLEVR-Change
         renderer="diffcap.worlds.blocks.write:write_blocks",
+        oracle="diffcap.worlds.blocks.write:oracle_captions",
         backbone="blocks",
         pixels_backbone="blocks_pixels",
         network="diffcap.features.blocks_backbone:build",
@@ -140,6 +144,7 @@ BUILT_IN = (
         "tiles",
         "diffcap.datasets.karpathy:read_tiles",  # tiles has the files of LEVIR-MCI
         renderer="diffcap.worlds.tiles.write:write_tiles",
+        oracle="diffcap.worlds.tiles.write:oracle_captions",
         backbone="tiles",
         clip_backbone="tiles_pixels",
         network="diffcap.features.tiles_backbone:build",

@@ -1,10 +1,15 @@
-"""Two baselines without a model: the most frequent training caption, and the caption of the most similar training pair."""
+"""Two baselines without a model: the most frequent training caption, and the caption of the most similar training pair.
+
+`leave_one_out` and `most_typical` serve for rows that show what a score can reach.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from diffcap.evaluation.captions import Tokenizer, cider_per_pair
 from diffcap.evaluation.ngrams import Array
 from diffcap.records import ChangePair
 from diffcap.utils.errors import DiffcapError
@@ -17,6 +22,26 @@ def most_common_captions(train_pairs: Sequence[ChangePair], test_pairs: Sequence
         raise DiffcapError("the training split has no caption; check the manifest.")
     most_common_caption, _ = counts.most_common(1)[0]
     return {pair.id: most_common_caption for pair in test_pairs}
+
+
+def leave_one_out(pairs: Sequence[ChangePair]) -> tuple[list[ChangePair], dict[str, str]]:
+    """Return a pair for each reference of each pair, with the other references, and the left-out reference as its caption by id."""
+    others, captions = [], {}
+    for pair in pairs:
+        for index, caption in enumerate(pair.captions if len(pair.captions) > 1 else ()):
+            id = f"{pair.id}/{index}"
+            others.append(replace(pair, id=id, captions=[*pair.captions[:index], *pair.captions[index + 1 :]]))
+            captions[id] = caption
+    return others, captions
+
+
+def most_typical(sentences: Mapping[str, Sequence[str]], tokenizer: Tokenizer) -> dict[str, str]:
+    """Return, of each pair's `sentences` (by id), the one with the highest CIDEr-D with all of them as references."""
+    most = max(map(len, sentences.values()))
+    candidates = {str(n): {id: texts[n % len(texts)] for id, texts in sentences.items()} for n in range(most)}
+    scores = cider_per_pair(candidates, sentences, tokenizer)
+    best = {id: max(candidates, key=lambda name: scores[name][id]) for id in sentences}
+    return {id: candidates[name][id] for id, name in best.items()}
 
 
 def _normalise_rows(rows: Array) -> Array:

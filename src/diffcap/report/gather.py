@@ -1,4 +1,4 @@
-"""Collect the results of a report: rows of runs, of other systems' captions and of two baselines; and the content of `report.html`."""
+"""Collect the results of a report: rows of runs, of other systems' captions, of baselines and ceilings; the content of `report.html`."""
 
 import itertools
 import math
@@ -12,7 +12,14 @@ import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
 from diffcap.datasets.registry import get_dataset
-from diffcap.evaluation.baselines import Array, most_common_captions, nearest_captions, pair_vectors
+from diffcap.evaluation.baselines import (
+    Array,
+    leave_one_out,
+    most_common_captions,
+    most_typical,
+    nearest_captions,
+    pair_vectors,
+)
 from diffcap.evaluation.captions import cider_per_pair
 from diffcap.evaluation.coco import read_other_predictions
 from diffcap.evaluation.protocols import evaluate_systems, remarks
@@ -20,12 +27,13 @@ from diffcap.evaluation.remote_sensing import word_id_protocol, word_id_scoring
 from diffcap.evaluation.tables import caption_notes
 from diffcap.features.store import FeatureStore
 from diffcap.records import ChangePair, Dataset, JsonDict, file_hash, read_dataset, take_changes
+from diffcap.registry import import_object
 from diffcap.report import drawing, rows
 from diffcap.report.attention import NoAttentionError, collect_attention, extreme_pairs
 from diffcap.report.charts import read_curves
 from diffcap.report.page import Page, System
 from diffcap.report.rows import Captions, Row, Run
-from diffcap.report.table import decoding_text, zero_shot_text
+from diffcap.report.table import LEFT_OUT, ORACLE, TYPICAL, decoding_text, zero_shot_text
 from diffcap.run_folder import training_lineage
 from diffcap.utils.provenance import provenance
 
@@ -81,7 +89,13 @@ def collect_results(
     id_protocol = word_id_protocol(dataset.name, dataset.pairs)  # more scores for remote sensing
     id_scoring = word_id_scoring(id_protocol, dataset.pairs) if id_protocol else None
     tokenizer, metrics = protocol["tokenizer"], protocol["metrics"]
-    scored = evaluate_systems({**baselines, **file_captions}, pairs, tokenizer, metrics, id_scoring=id_scoring)
+    oracle = get_dataset(dataset.name).oracle
+    ceilings = {}  # what a system can reach
+    if sentences := import_object(oracle)(dataset.root, pairs) if oracle else {}:
+        ceilings[ORACLE] = {id: texts[0] for id, texts in sentences.items()}
+        ceilings[TYPICAL] = most_typical(sentences, tokenizer)
+    unscored = {**baselines, **ceilings, **file_captions}
+    scored = evaluate_systems(unscored, pairs, tokenizer, metrics, id_scoring=id_scoring)
     needs_ptb = file_captions and tokenizer != "ptb"  # runs with other tokens also have PTB scores
     scored_with_ptb = evaluate_systems(file_captions, pairs, "ptb", metrics) if needs_ptb else {}
     for name, paths in caption_files.items():
@@ -95,6 +109,11 @@ def collect_results(
     no_training = {"seconds": None, "steps": None}
     mean_rows = {name: rows.score_row(scored[name], baselines[name], pairs) | no_training for name in baselines}
     mean_rows |= {name: rows.mean_row(system_rows) for name, system_rows in seed_rows.items()}
+    if ceilings:
+        left_pairs, left_out = leave_one_out(pairs)
+        left_scored = evaluate_systems({LEFT_OUT: left_out}, left_pairs, tokenizer, metrics, id_scoring=id_scoring)
+        mean_rows[LEFT_OUT] = rows.score_row(left_scored[LEFT_OUT], left_out, left_pairs) | no_training
+    mean_rows |= {name: rows.score_row(scored[name], ceilings[name], pairs) | no_training for name in ceilings}
     contents = {name: scored[name] for name in baselines}  # system -> content of metrics.json
     contents |= {name: seed_runs[0].metrics for name, seed_runs in runs.items()}
     id_protocols = {name: entry["id_tokens"]["protocol"] for name, entry in contents.items() if "id_tokens" in entry}

@@ -39,6 +39,18 @@ ZERO_SHOT_NOTE = (
     "Without training, a model does not know the style of the references: n-gram scores (BLEU, METEOR, ROUGE-L, CIDEr-D) measure the "
     "style first, and a low score does not show that the captions are wrong."
 )
+# Rows that show what a score can reach, in the tables of datasets that diffcap renders; they are no systems, and never the best.
+LEFT_OUT, ORACLE, TYPICAL = (
+    "a reference against the others",
+    "oracle, a random sentence",
+    "oracle, its most typical sentence",
+)
+CEILINGS = (LEFT_OUT, ORACLE, TYPICAL)
+CEILING_NOTE = (
+    "No systems: the oracle knows the scenes and writes sentences as the references are written, with other random seeds. One row has the "
+    "first sentence, the other the one most similar to all (CIDEr-D), which shows what a captioner can reach. A reference against the "
+    "others: mean over the references, so with one reference fewer than all other rows; references of one pair hardly repeat a sentence."
+)
 ALL_WORDS = "all words"  # name of the row for words of all kinds
 GROUPS = ("total", "semantic", "distractor", "change", "no_change")
 # S*m is the mean of BLEU-4, METEOR, ROUGE-L and CIDEr-D.
@@ -64,7 +76,7 @@ def _cell(row: JsonDict, path: Sequence[str], best: float = 0.0, lowest: float =
     if value is None:
         return Cell("")
     mark = WEIGHTLESS_MARK if path[-1] == "CIDEr-D" and is_weightless(row[path[0]]) else ""  # CIDEr-D is 0
-    fraction = max(0.0, (value - lowest) / (best - lowest)) if best > lowest else 0.0
+    fraction = min(1.0, max(0.0, (value - lowest) / (best - lowest))) if best > lowest else 0.0
     is_best = best > 0 and text(value) == text(best)
     return Cell(text(value) + mark, "" if std is None else text(std), fraction, is_best)
 
@@ -81,9 +93,10 @@ def score_table(rows: SystemRows, paths: ColumnPaths, title: str, has_shades: bo
     The fraction of a cell is the length of its bar or the strength of its shade. It is 0 for a score of 0 or, with `has_shades`, for the
     lowest score of the column, and 1 for the highest score of the column.
     """
+    systems = [row for name, row in rows.items() if name not in CEILINGS]
     ranges: dict[str, tuple[float, float]] = {}  # heading -> highest number of the column, and the number of fraction 0
     for heading, path in paths.items():
-        values = [value for row in rows.values() if (value := number_at(row, path)) is not None]
+        values = [value for row in systems if (value := number_at(row, path)) is not None]
         if values:
             is_score = path != ("seconds",)  # seconds have no bar, and no best value
             ranges[heading] = (max(values) if is_score else 0.0, min(values) if has_shades else 0.0)
@@ -277,6 +290,7 @@ def footnotes(protocol: JsonDict, rows: SystemRows) -> list[str]:
     """Return notes on the scores and the captions, and the model and prompt of each system without training."""
     group_scores = [row[group] for row in rows.values() for group in row if group in protocol["pairs"]]
     texts = score_notes(group_scores, protocol["pairs"])
+    texts += [CEILING_NOTE] if ORACLE in rows else []
     texts += [f"{system}: {note}" for system, notes in protocol.get("notes", {}).items() for note in notes]
     if zero_shot := protocol.get("zero_shot"):
         texts += [f"{system}, without training: {zero_shot_text(origin)}." for system, origin in zero_shot.items()]

@@ -8,9 +8,11 @@ import torch
 from PIL import Image
 
 from diffcap.datasets import read_pairs
+from diffcap.evaluation.slots import slot_accuracy
+from diffcap.worlds.blocks.captions import NO_CHANGE
 from diffcap.worlds.blocks.render import render
 from diffcap.worlds.blocks.scenes import CHANGES, sample_triples
-from diffcap.worlds.blocks.write import write_blocks
+from diffcap.worlds.blocks.write import oracle_captions, write_blocks
 
 OFFICIAL = {"change_captions.json", "no_change_captions.json", "splits.json", "type_mapping.json"}
 FOLDERS = {"images": "default", "sc_images": "semantic", "nsc_images": "nonsemantic"}
@@ -36,6 +38,22 @@ def test_layout_is_the_official_one(folder):
     kinds = _json(folder / "type_mapping.json")
     assert list(kinds) == ["color", "material", "add", "drop", "move"]
     assert sorted(file for files in kinds.values() for file in files) == [f"{k:06d}.png" for k in range(40)]
+
+
+def test_the_oracle_names_the_change_in_words_of_its_own(folder, tmp_path):
+    pairs = read_pairs("blocks", folder)[7:]
+    sentences = oracle_captions(folder, pairs)
+    assert list(sentences) == [pair.id for pair in pairs] and min(map(len, sentences.values())) >= 30
+    captions = {id: texts[0] for id, texts in sentences.items()}
+    right = slot_accuracy(captions, pairs)
+    assert right["type"] == right["to"] == 1 and right["object"] > 0.6  # the others name color and shape only
+    changed = [pair for pair in pairs if not pair.is_distractor]
+    assert sum(captions[pair.id] in pair.captions for pair in changed) < len(changed) / 2
+    unchanged = {captions[pair.id] for pair in pairs if pair.is_distractor}
+    assert unchanged <= set(NO_CHANGE) and len(unchanged) > 4
+    settings = _json(folder / "blocks.json")
+    (tmp_path / "blocks.json").write_text(json.dumps({**settings, "look": settings["look"] + 1}))
+    assert oracle_captions(tmp_path, pairs) == oracle_captions(tmp_path / "none", pairs) == {}
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 import json
 from collections import Counter
+from itertools import chain
+from random import Random
 
 import numpy as np
 import pytest
@@ -8,9 +10,9 @@ from PIL import Image
 from diffcap.datasets import describe, read_pairs
 from diffcap.datasets.registry import get_dataset
 from diffcap.utils.errors import DiffcapError
-from diffcap.worlds.tiles.captions import NO_CHANGE
-from diffcap.worlds.tiles.changes import CHANGES
-from diffcap.worlds.tiles.write import render_pair, write_tiles
+from diffcap.worlds.tiles.captions import NO_CHANGE, write_captions
+from diffcap.worlds.tiles.changes import CHANGES, sample_pair
+from diffcap.worlds.tiles.write import oracle_captions, render_pair, write_tiles
 
 KEYS = ["filepath", "filename", "imgid", "sentences", "split", "changeflag", "sentids"]
 
@@ -44,6 +46,27 @@ def test_layout_is_the_official_one(folder):
     assert files == {"LevirCCcaptions.json", "facts.json", "tiles.json"} | {
         f"images/{entry['split']}/{kind}/{entry['filename']}" for entry in images for kind in ("A", "B", "label")
     }
+
+
+def test_the_oracle_writes_a_sentence_of_the_grammar_about_the_change(folder):
+    pairs = [pair for pair in read_pairs("tiles", folder) if pair.split == "train"]
+    sentences = oracle_captions(folder, pairs)
+    assert list(sentences) == [pair.id for pair in pairs] and {len(texts) for texts in sentences.values()} == {30}
+    captions = {id: texts[0] for id, texts in sentences.items()}
+    unchanged = {captions[pair.id] for pair in pairs if pair.is_distractor}
+    assert unchanged <= set(NO_CHANGE) and len(unchanged) > 2
+    references = {
+        tuple(write_captions(Random(f"tiles captions 5 {n}"), sample_pair(n, 5).change)): n for n in range(64)
+    }
+    changed = [pair for pair in pairs if not pair.is_distractor]
+    possible = []  # the words of many sentences about each change
+    for pair in changed:
+        change = sample_pair(references[tuple(pair.captions)], 5).change
+        possible.append(set(" ".join(chain(*(write_captions(Random(n), change) for n in range(200)))).split()))
+    words = [set(captions[pair.id].split()) for pair in changed]
+    assert all(own <= known for own, known in zip(words, possible))
+    assert sum(own <= known for own, known in zip(words, possible[1:])) < len(words) / 4  # the pairs have other changes
+    assert sum(captions[pair.id] in pair.captions for pair in changed) < len(changed) / 4
 
 
 def test_the_splits_have_all_changes_equally_often(folder):

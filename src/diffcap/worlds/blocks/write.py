@@ -11,16 +11,18 @@ Its pairs are (before, after) and (before, distractor). `blocks.json` has the fo
                               new color or material, or null for another change
 """
 
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from diffcap.records import JsonDict, write_json
+from diffcap.records import ChangePair, JsonDict, read_json, write_json
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.blocks.captions import words_of_slots, write_captions
 from diffcap.worlds.blocks.geometry import COLORS, MATERIALS
 from diffcap.worlds.blocks.render import render
-from diffcap.worlds.blocks.scenes import CHANGES, COLOR, MATERIAL, sample_triples
+from diffcap.worlds.blocks.scenes import CHANGES, COLOR, MATERIAL, Triples, sample_triples
 from diffcap.worlds.rendering import CHUNK, claim_folder, render_chunks, sample_splits, write_entries, write_image
 
 # Folder and part of the file name of the before images, the after images and the distractors.
@@ -66,10 +68,33 @@ def write_blocks(
         write_json(folder / "splits.json", sample_splits(triples_of_type, f"blocks splits {seed}", round))
 
 
+def oracle_captions(folder: Path, pairs: Sequence[ChangePair], repeats: int = 6) -> dict[str, list[str]]:
+    """Return id -> sentences that know the scenes, `repeats` times as many as references. See `DatasetSpec.oracle`."""
+    file = folder / "blocks.json"
+    settings = read_json(file) if file.is_file() else {}
+    if settings.get("look") != RENDERER_VERSION:
+        return {}
+    numbers = sorted({int(pair.id[:6]) for pair in pairs})
+    by_id: dict[str, list[str]] = defaultdict(list)
+    for start in range(0, len(numbers), CHUNK):
+        chunk = numbers[start : start + CHUNK]
+        triples = _sample(settings, chunk)
+        for repeat in range(repeats):
+            captions = write_captions(triples, -1 - repeat - settings["seed"])  # no folder has a negative seed
+            for suffix, texts in zip(("", "_n"), captions):
+                for number, sentences in zip(chunk, texts):
+                    by_id[f"{number:06d}.png{suffix}"] += sentences
+    return {pair.id: by_id[pair.id] for pair in pairs}
+
+
+def _sample(settings: JsonDict, indices: Sequence[int]) -> Triples:
+    return sample_triples(indices, settings["seed"], settings["jitter"])
+
+
 def _write_chunk(folder: Path, settings: JsonDict, start: int) -> list[JsonDict]:
     """Write the images of `CHUNK` triples. Return the metadata of each: captions of both pairs, entry of `scenes.json`."""
     indices = range(start, start + CHUNK)  # the last chunk can have too many triples, which are cut off below
-    triples = sample_triples(indices, settings["seed"], settings["jitter"])
+    triples = _sample(settings, indices)
     images, slot_maps = render(triples.scenes(), settings["size"])
     num_triples = min(CHUNK, settings["pairs"] // 2 - start)
     pixels = images.permute(0, 2, 3, 1).contiguous().numpy()

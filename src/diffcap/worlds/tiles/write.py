@@ -16,6 +16,7 @@ An entry of `facts.json` has:
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from random import Random
 
 import numpy as np
 
-from diffcap.records import SPLITS, JsonDict, write_text
+from diffcap.records import SPLITS, ChangePair, JsonDict, read_json, write_text
 from diffcap.utils.errors import DiffcapError
 from diffcap.worlds.rendering import CHUNK, claim_folder, render_chunks, sample_splits, write_entries, write_image
 from diffcap.worlds.tiles import render
@@ -112,6 +113,22 @@ def render_pair(number: int, seed: int = 0, jitter: float = 1.0) -> RenderedPair
         boxes[name] = [int(min(SIZE, max(0, value))) for value in (*lower, *upper)]
     captions = write_captions(Random(f"tiles captions {seed} {number}"), pair.change)
     return RenderedPair(pair, (before, after), mask, boxes, captions)
+
+
+def oracle_captions(folder: Path, pairs: Sequence[ChangePair], repeats: int = 6) -> dict[str, list[str]]:
+    """Return id -> sentences that know the scenes, `repeats` times as many as references. See `DatasetSpec.oracle`."""
+    file = folder / "tiles.json"
+    settings = read_json(file) if file.is_file() else {}
+    if settings.get("look") != RENDERER_VERSION:
+        return {}
+    numbers = {name: number for number, name in enumerate(_pair_names(settings["pairs"], settings["seed"]))}
+    captions = {}
+    for pair in pairs:
+        rng = Random(f"tiles oracle {settings['seed']} {numbers[pair.id]}")
+        change = sample_pair(numbers[pair.id], settings["seed"]).change
+        captions[pair.id] = [sentence for _ in range(repeats) for sentence in write_captions(rng, change)]
+        rng.shuffle(captions[pair.id])  # the sentences without change have a fixed order
+    return captions
 
 
 def _write_chunk(folder: Path, settings: JsonDict, start: int) -> list[JsonDict]:
