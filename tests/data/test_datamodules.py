@@ -15,6 +15,7 @@ from diffcap.datasets.registry import WordIdProtocol
 from diffcap.evaluation.remote_sensing import word_id_scoring
 from diffcap.features.store import FeatureStore
 from diffcap.methods.pcl.data import PretrainData
+from diffcap.models.change_head import UNKNOWN_TYPE
 from diffcap.negatives.file import iter_negatives
 from diffcap.records import read_dataset, write_dataset
 from diffcap.text.vocabulary import LayoutName
@@ -281,7 +282,7 @@ def test_pairs_come_once_an_epoch_with_one_of_their_captions(folder: Path) -> No
     output: dict[tuple[str, str], set[str]] = {paths: set() for paths in train}
     for step in range(20 * len(train) // 5):
         batch = data.make_batch(step)
-        assert batch.keys() == {"before", "after", "tokens", "is_change"}
+        assert batch.keys() == {"before", "after", "tokens", "is_change", "change_type"}
         for paths, text, change in zip(images(data, batch), sentences(data, batch["tokens"]), batch["is_change"]):
             found.append(paths)
             output[paths].add(text)
@@ -299,6 +300,7 @@ def test_scenes_bring_their_change_and_their_distractor_pair(folder: Path, swap:
         batch = data.make_batch(step)
         assert len(batch["before"]) == 5 and len(batch["after"]) == len(batch["tokens"]) == 10
         assert batch["is_change"].tolist() == [1] * 5 + [0] * 5
+        assert batch["change_type"].tolist() == [0] * 5 + [UNKNOWN_TYPE] * 5
         both = {**batch, "before": torch.cat([batch["before"]] * 2)}
         text = sentences(data, batch["tokens"])
         for number, (before, after) in enumerate(images(data, both)):

@@ -10,7 +10,10 @@ from tests.host_waits import Step, counted_steps
 __all__ = ["folders"]  # a fixture
 _FEATURES = ("--data.features=toy", "--data.max_length=16", "--data.min_count=1", "--model.pretrained_lr=null")
 _SIZES = ("width=16", "heads=2", "encoder_layers=2")
-_CHG2CAP = (*_SIZES, "attention_width=16", "ffn=24", "backbone=null"), (*_FEATURES, "--model.initial_weights=null")
+_CHG2CAP = (
+    (*_SIZES, "attention_width=16", "ffn=24", "backbone=null", "change_weight=0.5"),
+    (*_FEATURES, "--model.initial_weights=null"),
+)
 _VLM = ("--data.features=pixels", "--data.batch_size=2")
 VLMS = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "gemma3")  # idefics3 is as smolvlm
 TASKS = ("mlm", "mvcl", "fda", "single_mlm", "single_mvcl", "single_fda", "fgvc")

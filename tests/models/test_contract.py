@@ -49,6 +49,9 @@ CASES: dict[str, dict[str, Any]] = {
     "chg2cap, two blocks": {"decoder_layers": 2},
     "chg2cap, resnet": RESNET,
 }
+HEAD: dict[str, Any] = {"change_weight": 0.5, "change_types": ("add", "drop")}
+CASES |= {f"{name}, change head": {**CASES[name], **HEAD} for name in ("scorer", "dirl", "rsiccformer", "chg2cap")}
+CASES["clip4idc, change head"] = {**CASES["clip4idc, released"], **HEAD}
 MARKS = {name: [pytest.mark.slow] if "resnet" in name else [] for name in CASES}
 EVERY = pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in MARKS.items()])
 OUTPUT_BIAS = {"pcl": "trunk.output_layer.bias", "clip4idc": "word_bias"}
@@ -94,6 +97,7 @@ def batch_of(name: str, streams: int = 1) -> Batch:
         "mlm_tokens": masked,
         "mlm_labels": labels,
         "is_change": torch.arange(len(tokens)) % 2,
+        "change_type": torch.arange(len(tokens)) % 3 - 1,
     }
 
 

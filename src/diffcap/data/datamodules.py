@@ -119,6 +119,11 @@ class FeatureData(pl.LightningDataModule):
         self.vocabulary_size = len(self.vocabulary)
         self.feature_channels, *self.grid = self.store.shape
         self.image_size = self.grid  # height and width, if the features are pixels
+        types = set()
+        for pair in self._captioned_pairs("train"):
+            if pair.change_type and not pair.is_distractor:
+                types.add(pair.change_type)
+        self.change_types = tuple(sorted(types))  # those that a `ChangeHead` distinguishes
         for split in ("train", "val"):
             uncaptioned = [pair.id for pair in self.dataset.pairs if pair.split == split and not pair.captions]
             if uncaptioned:
@@ -144,7 +149,8 @@ class FeatureData(pl.LightningDataModule):
 
     def table(self, split: str) -> PairTable:
         """Return the pairs of a split that have captions, with their features."""
-        return PairTable(self._captioned_pairs(split), self.store, self.vocabulary, self.max_length)
+        pairs = self._captioned_pairs(split)
+        return PairTable(pairs, self.store, self.vocabulary, self.max_length, self.change_types)
 
     def setup(self, stage: str) -> None:
         """Encode the captions, and print warnings about the training data."""
@@ -310,6 +316,7 @@ class CaptionData(FeatureData):
             tokens = table.draw_captions(pair_indices, generator)
         entries = self._text_entries(tokens.reshape(-1, tokens.shape[-1]), generator)
         entries["is_change"] = torch.from_numpy(table.is_change[pair_indices].reshape(-1)).long()
+        entries["change_type"] = torch.from_numpy(table.change_type[pair_indices].reshape(-1))
         if self.samples != "scenes":
             return self._add_images(entries, pair_indices, generator)
         # Each rank gets whole scenes, as entries of shape (b, 2, ...), and then puts the change pairs before the distractor pairs.

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from diffcap.data.sampler import Batch, step_generator
 from diffcap.data.workers import read_maps
 from diffcap.features.store import FeatureStore
+from diffcap.models.change_head import UNKNOWN_TYPE
 from diffcap.records import ChangePair
 from diffcap.text.vocabularies import AnyVocabulary
 from diffcap.utils.errors import DiffcapError
@@ -24,13 +25,22 @@ class PairTable:
     """The pairs of one split with their rows in the feature store and their captions as ids."""
 
     def __init__(
-        self, pairs: Sequence[ChangePair], store: FeatureStore, vocabulary: AnyVocabulary, max_length: int
+        self,
+        pairs: Sequence[ChangePair],
+        store: FeatureStore,
+        vocabulary: AnyVocabulary,
+        max_length: int,
+        change_types: Sequence[str] = (),
     ) -> None:
         self.store = store
         self.vocabulary = vocabulary
         self.max_length = max_length
         self.ids = [pair.id for pair in pairs]
         self.is_change = np.array([not pair.is_distractor for pair in pairs])
+        self.change_type = np.full(len(pairs), UNKNOWN_TYPE)  # index in `change_types`
+        for index, pair in enumerate(pairs):
+            if pair.change_type in change_types and not pair.is_distractor:
+                self.change_type[index] = change_types.index(pair.change_type)
         self.images_per_pair = len(pairs[0].images)  # 2, or 1 for single images, which have no "after"
         if any(len(pair.images) != self.images_per_pair for pair in pairs):
             raise DiffcapError("the manifest has both pairs and single images; put them into separate datasets.")
@@ -142,6 +152,7 @@ class PairDataset(Dataset):
             "id": [self.table.ids[index] for index in indices],
             "number": indices,  # indices of the pairs in the split; a list, so that no value has to be read from a GPU
             "is_change": torch.from_numpy(self.table.is_change[pair_indices]).long(),
+            "change_type": torch.from_numpy(self.table.change_type[pair_indices]),
             **self.table.images(pair_indices),
             **{key: value[pair_indices] for key, value in self._text_entries.items()},
         }

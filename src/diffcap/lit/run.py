@@ -196,7 +196,8 @@ class TrainingCLI(StageCLI):
         for name in _FORMER_OPTIONS:
             parser.add_argument(f"--model.{name}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         # LightningCLI ignores a link if the captioner has no argument of this name.
-        for size in ("vocabulary_size", "feature_channels", "grid", "image_size", "max_length", "classes"):
+        sizes = ("vocabulary_size", "feature_channels", "grid", "image_size", "max_length", "classes", "change_types")
+        for size in sizes:
             parser.link_arguments(f"data.{size}", f"model.captioner.init_args.{size}", apply_on="instantiate")
 
     def before_instantiate_classes(self) -> None:

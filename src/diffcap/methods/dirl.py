@@ -17,6 +17,7 @@ from diffcap.checkpoints.importing import ImportOptions, Sizes, State, count_lay
 from diffcap.losses.gather import gather_rows, global_mean, sum_over_ranks
 from diffcap.methods import rcc
 from diffcap.models.captioner import Batch, constructor_arguments
+from diffcap.models.change_head import ChangeHead
 from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, CrossImageOutput
 from diffcap.models.decoder import NULL, BlockOutput, PostNormBlock, WordDecoder, next_word_losses, pair_groups
 from diffcap.models.fast import add_repeated, linear_of_concatenation
@@ -113,6 +114,8 @@ class DIRL(CrossImageCaptioner):
         ccr_form: "symmetrised": one cross-entropy over the mean of the logits and their transpose (authors' code);
             "two_way": the mean of both directions' cross-entropies (paper, eq. 12 to 14).
         ccr_mask_padding: CCR averages over the words only (authors' code: over padding, too).
+        change_weight: factor of the losses of a `models.change_head.ChangeHead` that reads the fused tokens (ours); None: no head.
+        change_types: names of the types of changes in the training data, which the head distinguishes.
     """
 
     def __init__(
@@ -138,6 +141,8 @@ class DIRL(CrossImageCaptioner):
         ccr_temperature: float = 0.5,
         ccr_form: CCRForm = "symmetrised",
         ccr_mask_padding: bool = False,
+        change_weight: float | None = None,
+        change_types: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__()
         self.hyperparameters = constructor_arguments(locals())
@@ -174,6 +179,8 @@ class DIRL(CrossImageCaptioner):
         self.ccr_temperature = ccr_temperature
         self.ccr_form = ccr_form
         self.ccr_mask_padding = ccr_mask_padding
+        if change_weight:
+            self.change_head = ChangeHead(width, change_types, change_weight)
 
     @staticmethod
     def subtract_shared(before: Tensor, after: Tensor, encoded: CrossImageOutput) -> tuple[Tensor, Tensor]:
@@ -203,7 +210,8 @@ class DIRL(CrossImageCaptioner):
         tokens = batch["tokens"]
         groups = pair_groups(before, after)  # the rows of each group
         encoded = self.run_encoder(before, after)
-        output = self.decoder(tokens, self.fuse(before, after, encoded)).last_block
+        fused = self.fuse(before, after, encoded)
+        output = self.decoder(tokens, fused).last_block
         logits = self.decoder.compute_logits(output.hidden)
         word_losses = [next_word_losses(logits, tokens, words) for words in self.find_words(batch)]
         loss = torch.stack([global_mean(losses) for losses in word_losses]).mean()
@@ -225,7 +233,8 @@ class DIRL(CrossImageCaptioner):
             ccr_losses = [cross_modal_contrastive_loss(text[rows], vision[rows], *options) for rows in groups]
             parts["ccr_loss"] = torch.stack([global_mean(losses) for losses in ccr_losses]).mean()
             loss = loss + self.ccr_weight * parts["ccr_loss"]
-        return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
+        losses = {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
+        return self.add_change_losses(losses, self.change_losses(fused, batch))
 
 
 # Regular expressions of parameter names in the authors' checkpoints, and the names in `DIRL`.

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get
 from torch import Tensor, nn
 
 from diffcap.losses.gather import global_mean
+from diffcap.models.change_head import ChangeHead
 from diffcap.models.decoder import flat_indices, pair_groups
 from diffcap.utils.errors import DiffcapError
 
@@ -64,6 +65,10 @@ class Captioner(nn.Module, ABC):
     vocabulary_layout: str  # name of the order of special tokens that the data must have, such as "pcl"
     extra_eos_id: int | None = None  # a second id that ends a caption, such as padding; None: only `eos_id` ends it
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.change_head: ChangeHead | None = None  # a constructor with the argument `change_weight` sets it last
+
     @classmethod
     def check_state(cls, arguments: dict[str, Any], weights: dict[str, Tensor]) -> None:
         """Raise a ValueError if a checkpoint's constructor arguments are wrong, or do not suit its state dict."""
@@ -104,7 +109,7 @@ class Captioner(nn.Module, ABC):
         Args:
             batch: "before" (b, C, h, w), "after" (B, C, h, w), "tokens" (B, T) beginning with BOS, and other entries that the
                 method needs. If B is 2 b, pair i < b is a change pair. Pair b + i has the same before image, but is a distractor pair, in
-                which only the viewpoint changed.
+                which only the viewpoint changed. The labels "is_change" (B,) and "change_type" (B,) are those of `change_head`.
 
         Returns:
             Scalars by name, which are logged. Training minimises the scalar "loss".
@@ -114,8 +119,25 @@ class Captioner(nn.Module, ABC):
             raise DiffcapError(
                 f'{type(self).__name__} does not define loss, or validation_losses with "caption_loss"; add one of them.'
             )
-        loss = global_mean(losses["caption_loss"])
-        return {"loss": loss, "caption_loss": loss.detach()}
+        loss = global_mean(losses.pop("caption_loss"))
+        return self.add_change_losses({"loss": loss, "caption_loss": loss.detach()}, losses)
+
+    def change_losses(self, tokens: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the losses (B,) of `change_head` by name, from the `encode_tokens` of a batch; {} without the head."""
+        if self.change_head is None:
+            return {}
+        return self.change_head.losses(tokens, batch["is_change"], batch["change_type"])
+
+    def add_change_losses(self, losses: dict[str, Tensor], change_losses: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a step's `losses` with the means of the `change_losses` over the global batch, which are added to "loss", too."""
+        if self.change_head is None:
+            return losses
+        total = dict(losses)
+        for name, values in change_losses.items():
+            mean = global_mean(values)
+            total["loss"] = total["loss"] + self.change_head.weight * mean
+            total[name] = mean.detach()
+        return total
 
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Return vectors of losses by name, in nats, with a value per word or pair. Their means over the validation split are logged.
@@ -166,9 +188,16 @@ class Captioner(nn.Module, ABC):
         Up to the end of a caption, the logits equal those of `step`.
         """
 
+    def encode_tokens(self, before: Tensor, after: Tensor) -> Tensor:
+        """Encode maps (B, C, h, w) as tokens (B, N, D) that represent the difference of each pair; `change_head` reads them."""
+        raise NotImplementedError(f"{type(self).__name__} has no tokens for a change head")
+
     def nothing_changed(self, before: Tensor, after: Tensor) -> Tensor | None:
         """Estimate from maps (B, C, h, w) the probability (B,) that only the viewpoint changed; return None if the method cannot."""
-        return None
+        if self.change_head is None:
+            return None
+        change_logits, _ = self.change_head(self.encode_tokens(before, after))
+        return (-change_logits.float()).sigmoid()
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """Compute the attention maps of captions (B, T), which begin with BOS; some methods raise a NotImplementedError instead."""

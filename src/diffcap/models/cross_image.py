@@ -73,10 +73,14 @@ class CrossImageCaptioner(Captioner):
             before, after = encoded.before, encoded.after
         return encoded
 
+    def encode_tokens(self, before: Tensor, after: Tensor) -> Tensor:
+        """Encode feature maps (B, C, h, w) as the fused tokens (B, N, D)."""
+        before, after = self.embedding(before), self.embedding(after)  # (B, N, D) each
+        return self.fuse(before, after, self.run_encoder(before, after))
+
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
         """Compute each decoder block's keys and values of the fused tokens, (B, H, N, D / H) each, see `Captioner.encode`."""
-        before, after = self.embedding(before), self.embedding(after)  # (B, N, D) each
-        return self.decoder.project_memory(self.fuse(before, after, self.run_encoder(before, after)))
+        return self.decoder.project_memory(self.encode_tokens(before, after))
 
     def step(self, tokens: Tensor, memory: list[KeyValue], cache: Any) -> tuple[Tensor, Any]:
         """Score the next word, see `Captioner.step`."""
@@ -100,9 +104,11 @@ class CrossImageCaptioner(Captioner):
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the losses of the words of validation pairs; the other losses depend on the batch size and are left out."""
         tokens = batch["tokens"]
-        hidden = self.decoder(tokens, self.encode(batch["before"], batch["after"])).last_block.hidden
+        fused = self.encode_tokens(batch["before"], batch["after"])
+        hidden = self.decoder(tokens, self.decoder.project_memory(fused)).last_block.hidden
         (words,) = self.find_words(batch)
-        return {"caption_loss": next_word_losses(self.decoder.compute_logits(hidden), tokens, words)}
+        caption_losses = next_word_losses(self.decoder.compute_logits(hidden), tokens, words)
+        return {"caption_loss": caption_losses, **self.change_losses(fused, batch)}
 
     def attention(self, before: Tensor, after: Tensor, tokens: Tensor) -> AttentionMaps:
         """Compute the attention of captions (B, T) to both images; `roll_out` derives it from the attention to fused tokens."""

@@ -15,6 +15,7 @@ from diffcap.losses.gather import global_mean
 from diffcap.losses.pair_text import pair_text_contrastive_loss
 from diffcap.methods.clip4idc.weights import load_clip
 from diffcap.models.captioner import AttentionMaps, Batch, Captioner, constructor_arguments, patch_attention
+from diffcap.models.change_head import ChangeHead
 from diffcap.models.clip import Network, PairInit, PairTower, TextTower, TokenEmbedding, build_clip, text_tower_of
 from diffcap.models.decoder import BlockOutput, DecoderOutput, causal_mask, pair_groups, run_blocks, take_flat
 from diffcap.models.layers import Attention, Dropout, KeyValue, Linear, Segments
@@ -156,11 +157,13 @@ class CLIP4IDC(Captioner):
             below 1 / sqrt(width) makes the visual signal too weak to learn from).
         padding: "own": an id beyond the vocabulary. "released": id 0, CLIP's token "!", as in the authors' code. This token is never
             learned, and ends a caption if it is generated.
+        change_weight: factor of the losses of a `models.change_head.ChangeHead` that reads the encoder's output (ours); None: no head.
+        change_types: names of the types of changes in the training data, which the head distinguishes.
     """
 
     vocabulary_layout = "clip"
     # Prefixes of parameter names that only the captioner has, and of names that only an adaptation's checkpoint has.
-    allowed_missing = ("visual_in", "words_in", "words_norm", "encoder", "decoder", "head", "word_bias")
+    allowed_missing = ("visual_in", "words_in", "words_norm", "encoder", "decoder", "head", "word_bias", "change_head")
     allowed_unexpected = ("words.transformer", "words.ln_final", "words.text_projection", "logit_scale")
 
     def __init__(
@@ -185,6 +188,8 @@ class CLIP4IDC(Captioner):
         padding: Padding = "own",
         pair_init: PairInit = "clip",
         init_std: float = 0.02,
+        change_weight: float | None = None,
+        change_types: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__()
         self.hyperparameters = constructor_arguments(locals())
@@ -246,6 +251,8 @@ class CLIP4IDC(Captioner):
             self.words.freeze_embeddings()
         if train_words:
             self.words.token_embedding.requires_grad_(True)
+        if change_weight:
+            self.change_head = ChangeHead(width, change_types, change_weight)
 
     def encode_pixels(self, before: Tensor, after: Tensor) -> Tensor:
         """Encode pixels (b, 3, height, width) and (B, ...), B a multiple of b, as the tokens of each pair, (B, 2 + 2 N, E)."""
@@ -262,6 +269,10 @@ class CLIP4IDC(Captioner):
         """Compute the keys and values that each decoder block attends to, from the result of `run_encoder`."""
         attended = states[1:] if self.layerwise else states[-1:] * len(self.decoder)
         return [block.cross.project_key_value(state) for block, state in zip(self.decoder, attended)]  # type: ignore[union-attr, operator]
+
+    def encode_tokens(self, before: Tensor, after: Tensor) -> Tensor:
+        """Encode pixels (B, 3, height, width) of both images as the tokens (B, 2 + 2 N, D) of the last encoder block."""
+        return self.run_encoder(self.encode_pixels(before, after))[-1]
 
     def encode(self, before: Tensor, after: Tensor) -> list[KeyValue]:
         """Encode pixels (B, 3, height, width) of both images as the keys and values for each decoder block."""
@@ -311,8 +322,9 @@ class CLIP4IDC(Captioner):
     def validation_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the word losses of validation pairs, see `Captioner.validation_losses`."""
         (words,) = self.find_words(batch)
-        memory = self.encode(batch["before"], batch["after"])
-        return {"caption_loss": self.word_losses(batch["tokens"], memory, words)}
+        states = self.run_encoder(self.encode_pixels(batch["before"], batch["after"]))
+        word_losses = self.word_losses(batch["tokens"], self.project_memory(states), words)
+        return {"caption_loss": word_losses, **self.change_losses(states[-1], batch)}
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the mean cross-entropy over each group's words in the global batch, and add those of the groups.
@@ -322,7 +334,8 @@ class CLIP4IDC(Captioner):
         before = batch["before"]
         after = batch["after"]
         tokens = batch["tokens"]
-        memory = self.encode(before, after)
+        states = self.run_encoder(self.encode_pixels(before, after))
+        memory = self.project_memory(states)
         losses = []
         for rows, words in zip(pair_groups(before, after), self.find_words(batch)):
             group_memory = [(key[rows], value[rows]) for key, value in memory]
@@ -330,7 +343,8 @@ class CLIP4IDC(Captioner):
             losses.append(global_mean(self.word_losses(tokens[rows], group_memory, group_words)))
         names = ("caption_loss", "distractor_caption_loss")
         logged = {name: group_loss.detach() for name, group_loss in zip(names, losses)}
-        return {"loss": torch.stack(losses).sum(), **logged}
+        losses_by_name = {"loss": torch.stack(losses).sum(), **logged}
+        return self.add_change_losses(losses_by_name, self.change_losses(states[-1], batch))
 
     load_initial = load_clip
 

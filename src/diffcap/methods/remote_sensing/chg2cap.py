@@ -16,6 +16,7 @@ from diffcap.features.preprocessing import ResizeNormalize
 from diffcap.methods.remote_sensing import parts
 from diffcap.methods.remote_sensing.resnet import BatchNormMode, Normalization, ResNetEncoder
 from diffcap.models.captioner import constructor_arguments
+from diffcap.models.change_head import ChangeHead
 from diffcap.models.decoder import END, NULL, START, BlockOutput, PostNormBlock
 from diffcap.models.layers import BlockMemory, KeyValue, Linear, Segments, check_shape, init_xavier_
 
@@ -90,6 +91,8 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
         batch_norm: mode of the backbone's frozen layers, see `ResNetEncoder`. "eval" is ours; the authors' code has "train".
         normalization: dataset whose pixel mean and deviation are used: "levir_cc" or "dubai_cc" (authors' code), or "imagenet".
         resize: height and width to which images are resized for the backbone (256 x 256 on Dubai-CC); None: no resizing.
+        change_weight: factor of the losses of a `models.change_head.ChangeHead` that reads the fused tokens (ours); None: no head.
+        change_types: names of the types of changes in the training data, which the head distinguishes.
     """
 
     bos_id = START
@@ -116,6 +119,8 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
         batch_norm: BatchNormMode = "eval",
         normalization: Normalization = "levir_cc",
         resize: tuple[int, int] | None = None,
+        change_weight: float | None = None,
+        change_types: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__()
         self.hyperparameters = constructor_arguments(locals())
@@ -144,6 +149,8 @@ class Chg2Cap(parts.PixelOrFeatureCaptioner):
         self.decoder = parts.CausalWordDecoder(
             vocabulary_size, max_length, width, block, decoder_layers, dropout, word_dropout
         )
+        if change_weight:
+            self.change_head = ChangeHead(width, change_types, change_weight)
 
     def encode_images(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         """Encode b before and B after images, pixels or feature maps, as tokens (B, w h, C) each, column by column.

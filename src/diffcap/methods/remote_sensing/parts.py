@@ -155,11 +155,12 @@ class PixelOrFeatureCaptioner(Captioner):
         """Return the cross-entropies (n,), in nats, of the n words and ends of the captions; unknown words are included."""
         tokens = batch["tokens"]
         input_tokens = tokens[:, :-1]
-        memory = self.encode(batch["before"], batch["after"])
-        output = self.decoder(input_tokens, memory, None, self.is_key(input_tokens))
+        visual = self.encode_tokens(batch["before"], batch["after"])
+        output = self.decoder(input_tokens, self.decoder.project_memory(visual), None, self.is_key(input_tokens))
         words = torch.cat(self.find_words(batch))
         logits = self.decoder.compute_logits(take_flat(output.last_block.hidden, words))
-        return {"caption_loss": F.cross_entropy(logits, take_flat(tokens[:, 1:], words), reduction="none")}
+        word_losses = F.cross_entropy(logits, take_flat(tokens[:, 1:], words), reduction="none")
+        return {"caption_loss": word_losses, **self.change_losses(visual, batch)}
 
     def check(self, data: Any) -> None:
         """Raise a DiffcapError if the data do not suit the captioner. They must be pixels if it has a ResNet, else features."""

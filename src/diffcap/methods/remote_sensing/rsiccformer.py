@@ -14,6 +14,7 @@ from diffcap.features.preprocessing import ResizeNormalize
 from diffcap.methods.remote_sensing import parts
 from diffcap.methods.remote_sensing.resnet import BatchNormMode, ResNetEncoder
 from diffcap.models.captioner import constructor_arguments
+from diffcap.models.change_head import ChangeHead
 from diffcap.models.decoder import PostNormBlock
 from diffcap.models.layers import Attention, GridEmbedding, init_attention_, init_xavier_
 
@@ -65,6 +66,8 @@ class RSICCformer(parts.PixelOrFeatureCaptioner):
         batch_norm: mode of the backbone's frozen layers, see `ResNetEncoder`. "eval" is ours; the authors' code has "train", so
             the running statistics in its checkpoints are not those of ImageNet.
         pool: rows and columns of the backbone's pooled map (14, 14).
+        change_weight: factor of the losses of a `models.change_head.ChangeHead` that reads the merged tokens (ours); None: no head.
+        change_types: names of the types of changes in the training data, which the head distinguishes.
     """
 
     vocabulary_layout = "rsicc"
@@ -85,6 +88,8 @@ class RSICCformer(parts.PixelOrFeatureCaptioner):
         trained_layers: tuple[str, ...] = (),
         batch_norm: BatchNormMode = "eval",
         pool: tuple[int, int] = (14, 14),
+        change_weight: float | None = None,
+        change_types: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__()
         self.hyperparameters = constructor_arguments(locals())
@@ -107,6 +112,8 @@ class RSICCformer(parts.PixelOrFeatureCaptioner):
         self.decoder = parts.CausalWordDecoder(
             vocabulary_size, max_length, 2 * width, block, decoder_layers, dropout, word_dropout
         )
+        if change_weight:
+            self.change_head = ChangeHead(2 * width, change_types, change_weight)
 
     def encode_tokens(self, before: Tensor, after: Tensor) -> Tensor:
         """Encode b before and B after images, pixels or feature maps, as the merged tokens (B, N, 2 d)."""

@@ -19,6 +19,7 @@ from diffcap.losses.gather import gather_rows, global_mean, world_size
 from diffcap.methods import rcc
 from diffcap.methods.scorer.losses import cross_view_nce, token_matching
 from diffcap.models.captioner import Batch, constructor_arguments
+from diffcap.models.change_head import ChangeHead
 from diffcap.models.cross_image import CrossImageCaptioner, CrossImageLayer, CrossImageOutput
 from diffcap.models.decoder import NULL, BlockOutput, WordDecoder, next_word_losses
 from diffcap.models.fast import add_repeated, linear_of_concatenation
@@ -116,6 +117,8 @@ class SCORER(CrossImageCaptioner):
         decoder_std: standard deviation of the decoder's initial weights (authors' code: 0.02, for a width of 512).
         position_std: standard deviation of the initial position embedding (authors' code: 1, with which positions dominate
             features of few channels; the method DIRL has Xavier initialisation instead).
+        change_weight: factor of the losses of a `models.change_head.ChangeHead` that reads the fused tokens (ours); None: no head.
+        change_types: names of the types of changes in the training data, which the head distinguishes.
     """
 
     def __init__(
@@ -139,6 +142,8 @@ class SCORER(CrossImageCaptioner):
         decoder_ffn_residual: Literal["gelu", "input"] = "gelu",
         decoder_std: float = 0.02,
         position_std: float = 1.0,
+        change_weight: float | None = None,
+        change_types: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__()
         self.hyperparameters = constructor_arguments(locals())
@@ -176,6 +181,8 @@ class SCORER(CrossImageCaptioner):
         self.cbr_weight = cbr_weight
         self.mtm = mtm
         self.max_length = max_length
+        if change_weight:
+            self.change_head = ChangeHead(width, change_types, change_weight)
 
     def fuse(self, before: Tensor, after: Tensor, encoded: CrossImageOutput | None) -> Tensor:
         """Fuse both images, each reconstructed from the other (`encoded`), to (B, N, D): `ReLU(W [before; after])` (section 3.2)."""
@@ -236,7 +243,8 @@ class SCORER(CrossImageCaptioner):
         after = self.embedding(batch["after"])  # (B, N, D)
         tokens = batch["tokens"]
         encoded = self.run_encoder(before, after)
-        hidden = self.decoder(tokens, self.fuse(before, after, encoded)).last_block.hidden  # (B, T, D)
+        fused = self.fuse(before, after, encoded)
+        hidden = self.decoder(tokens, fused).last_block.hidden  # (B, T, D)
         logits = self.decoder.compute_logits(hidden)
         word_losses = [next_word_losses(logits, tokens, words) for words in self.find_words(batch)]
         loss = torch.stack([global_mean(losses) for losses in word_losses]).mean()
@@ -255,7 +263,8 @@ class SCORER(CrossImageCaptioner):
             cbr_losses = [two_way_nce(*self.cbr_similarities(predicted, real)) for predicted, real in group_images]
             parts["cbr_loss"] = torch.stack(cbr_losses).mean()
             loss = loss + self.cbr_weight * parts["cbr_loss"]
-        return {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
+        losses = {"loss": loss, **{name: value.detach() for name, value in parts.items()}}
+        return self.add_change_losses(losses, self.change_losses(fused, batch))
 
 
 def two_way_nce(forward: Tensor, backward: Tensor) -> Tensor:
