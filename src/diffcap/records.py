@@ -30,7 +30,7 @@ _REMEDY = "write it with `make data DATASET=<name> DATA=<folder>`"
 
 # A change type must not have one of these names: the results table uses them for other groups of pairs and for other values.
 _GROUP_NAMES = ("total", "semantic", "distractor", "change", "no_change")
-_ROW_KEYS = ("slots", "type_accuracy", "id_tokens", "seconds", "steps", "std", "runs")
+_ROW_KEYS = ("slots", "type_accuracy", "id_tokens", "change_probability", "seconds", "steps", "std", "runs")
 RESERVED_CHANGE_TYPES = frozenset((*_GROUP_NAMES, *_ROW_KEYS))
 
 

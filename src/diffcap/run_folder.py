@@ -39,6 +39,7 @@ TRIAL_VARIABLE, WANDB_SWEEP = "DIFFCAP_TRIAL", "WANDB_SWEEP_ID"
 INIT_FROM_SHA256 = "init_from_sha256"  # key in finished.json: SHA-256 of the checkpoint in `model.init_from`
 UNSCORED = "predictions-unscored.json"  # captions of the pairs without a reference
 SWAPPED = "predictions-swapped.json"  # captions of (after, before), of EVAL=swap
+CHANGED = "changed.json"  # id of a pair -> probability of a change; only if the split has pairs without a change
 
 
 def metrics_filename(tokenizer: str) -> str:

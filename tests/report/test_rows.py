@@ -29,10 +29,13 @@ def test_a_row_holds_the_metrics_file_and_the_training(dataset: Dataset, tmp_pat
     captioned = captions_of(dataset, wrong=3)
     folder = make_run(tmp_path / "a", dataset, captioned, {"pretrain": 20.5, "finetune": 40})
     test = [pair for pair in dataset.pairs if pair.split == "test"]
-    row, metrics = run_row(read_run(folder), test), read_json(folder / "eval" / "metrics.json")
+    file = folder / "eval" / "metrics.json"
+    write_json(file, {**read_json(file), "change_probability": {"AUC": 0.75, "accuracy": 0.5}})
+    row, metrics = run_row(read_run(folder), test), read_json(file)
     assert {name: row[name] for name in metrics["groups"]} == metrics["groups"]
     assert row["slots"] == {name: metrics["slots"][name] for name in ("type", "object", "to")}
     assert row["seconds"] == 60.5 and row["steps"] == {"pretrain": 800, "finetune": 800}
+    assert row["change_probability"] == metrics["change_probability"]
     for kind in ("color", "material", "add", "drop", "move"):
         ids = [pair.id for pair in test if pair.change_type == kind]
         share = sum(parse_caption(captioned[id]).change_type == kind for id in ids) / len(ids)

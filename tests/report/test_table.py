@@ -38,6 +38,7 @@ ROWS = {
         "move": {"CIDEr-D": 0.75},
         "color": {"CIDEr-D": 0.5},
         "zoom": {"CIDEr-D": 0.25},
+        "change_probability": {"AUC": 0.875, "accuracy": 0.5},
         "type_accuracy": {"move": 0.5, "color": 1.0, "zoom": 0.0, "distractor": 0.75},
         "seconds": 1234.4,
         "std": {"total": {"BLEU-4": 0.01}, "seconds": 5.6},
@@ -53,9 +54,9 @@ def lines(table: Table | None) -> list[list[str]]:
 
 def test_systems_by_scores_by_change_type_and_by_group() -> None:
     assert system_table(ROWS).lines() == [
-        ["", "BLEU-4", "CIDEr-D", "CIDEr-D distractor", "training seconds"],
-        ["base", "50.00", "125.00", "-", "-"],
-        ["ours", "50.00 ± 1.00", "125.00", "10.00", "1,234 ± 6"],
+        ["", "BLEU-4", "CIDEr-D", "CIDEr-D distractor", "AUC of P(changed)", "training seconds"],
+        ["base", "50.00", "125.00", "-", "-", "-"],
+        ["ours", "50.00 ± 1.00", "125.00", "10.00", "87.50", "1,234 ± 6"],
     ]
     assert lines(type_table({"ours": ROWS["ours"]})) == [
         ["", "", "color", "move", "zoom", "distractor"],

@@ -12,11 +12,22 @@ from tests.stages.small_runs import kill_when, same_training
 from tests.toy import write_toy
 
 from diffcap.checkpoints.loading import load
+from diffcap.datasets.no_change import is_no_change
 from diffcap.evaluation.metric import CaptionMetric
+from diffcap.features.store import FeatureStore
+from diffcap.records import ChangePair, read_dataset
 
 BASE = ROOT / "configs/reinforce/base.yaml"
 FILES = [ROOT / "configs/trainer/smoke.yaml"]
-SMALL = "width=16", "heads=2", "word_width=12", "dropout=0.0", "decoder_std=0.3", "position_std=0.3"
+SMALL = (
+    "width=16",
+    "heads=2",
+    "word_width=12",
+    "dropout=0.0",
+    "decoder_std=0.3",
+    "position_std=0.3",
+    "change_weight=0.5",
+)
 TRAINING = ("--data.features=toy", "--data.max_length=16", "--data.samples=scenes", "--trainer.accelerator=cpu")
 
 
@@ -82,6 +93,38 @@ def test_its_checkpoint_captions(undisturbed: Path) -> None:
             both = metrics["provenance"]["checkpoints"]
             assert [one["file"] for one in both] == ["../reinforce/best.ckpt"] * 2 and both[0]["stage"] == "reinforce"
     assert output["alone"] == output["twice"]  # an ensemble of a captioner with itself has its captions
+    check_changes(undisturbed)
+
+
+def check_changes(undisturbed: Path) -> None:
+    """The change head is trained, stored and evaluated, and self-critical training leaves it as it is."""
+    logs = logged(undisturbed / "finetune")
+    assert {"train/change_loss", "train/change_type_loss", "val/change_loss"} <= {name for _, name in logs}
+    fine, reinforced = (load(undisturbed / stage / "best.ckpt").captioner for stage in ("finetune", "reinforce"))
+    assert fine.hyperparameters["change_types"] == ["move"] and fine.change_head is not None
+    for one, other in zip(fine.change_head.parameters(), reinforced.change_head.parameters()):
+        assert torch.equal(one, other)
+    dataset, store = read_dataset(undisturbed / "data"), FeatureStore.open(undisturbed / "data/features/toy")
+    test = [pair for pair in dataset.pairs if pair.split == "test"]
+    sides = zip(*(pair.images for pair in test))
+    with torch.no_grad():
+        maps = [torch.from_numpy(store.read(store.rows(paths))).float() for paths in sides]
+        no_change = reinforced.nothing_changed(*maps).tolist()
+    for name in ("alone", "twice"):
+        out = undisturbed / f"eval-{name}"
+        captions, changed = (json.loads((out / file).read_text()) for file in ("predictions.json", "changed.json"))
+        texts = {row["image_id"]: row["caption"] for row in captions}
+        values = [0 if is_no_change(texts[pair.id]) else 1 - value for pair, value in zip(test, no_change)]
+        assert changed == {pair.id: pytest.approx(value, abs=1e-4) for pair, value in zip(test, values)}
+        scores = json.loads((out / "metrics.json").read_text())["change_probability"]
+        assert scores == pytest.approx(naive_scores(changed, test))
+
+
+def naive_scores(changed: dict[str, float], pairs: list[ChangePair]) -> dict[str, float]:
+    changes, others = ([changed[pair.id] for pair in pairs if pair.is_distractor == kind] for kind in (False, True))
+    wins = [(one > other) + (one == other) / 2 for one in changes for other in others]
+    right = [value > 0.5 for value in changes] + [value <= 0.5 for value in others]
+    return {"AUC": sum(wins) / len(wins), "accuracy": sum(right) / len(right)}
 
 
 @pytest.mark.thorough

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from diffcap import run_folder
 from diffcap.checkpoints.hub_access import check_connection
 from diffcap.records import file_hash, read_dataset, take_changes, write_json
-from diffcap.run_folder import GROUPS, METRICS, PREDICTIONS, REFERENCES, SWAPPED, UNSCORED
+from diffcap.run_folder import CHANGED, GROUPS, METRICS, PREDICTIONS, REFERENCES, SWAPPED, UNSCORED
 from diffcap.utils.errors import DiffcapError
 
 
@@ -45,6 +45,9 @@ def evaluate(
     datasets of remote-sensing change captioning, "id_tokens" in metrics.json are the scores of the authors' evaluation programs, which
     compare ids of words. "unfinished" in metrics.json is the number of captions of maximum length without an end token.
     For a model that only answers with text, "usage" in metrics.json has the tokens and seconds.
+
+    If some pairs have no change, changed.json has the probability of a change of each pair, and "change_probability" in metrics.json says
+    how well it tells the two kinds of pairs apart.
 
     Args:
         checkpoint: best.ckpt of the finetune or reinforce stage; or folder or user/name of a vision-language model, or
@@ -95,6 +98,7 @@ def evaluate(
             checkpoint, out, folder, features, split, changes, batch_size, limit, devices, accelerator, pair_to_text
         )
         return
+    from diffcap.change import Caption, change_probability, change_scores, scored_sentences
     from diffcap.checkpoints.base_models import ZERO_SHOT, base_record, describe_origin, names_base_model
     from diffcap.checkpoints.combining import load_members
     from diffcap.checkpoints.reading import checkpoint_record
@@ -165,6 +169,7 @@ def evaluate(
         print(describe_origin(*(first_member.metadata[name] for name in ("base", "revision", "licence"))), flush=True)
     out_folder.mkdir(parents=True, exist_ok=True)
     feature_folder = dataset_folder / "features"
+    has_both_kinds = len({pair.is_distractor for pair in pairs}) == 2  # pairs with a change, and without
     decoded = decode(
         first_member,
         [*pairs, *swapped_pairs],
@@ -176,13 +181,19 @@ def evaluate(
         accelerator=accelerator,
         answer_folder=out_folder,
         others=[(member, feature_folder / (features or member.features["name"])) for member in other_members],
+        sentences=scored_sentences(first_member) if has_both_kinds else None,
     )
     if decoded is None:  # only rank 0 gets the captions and writes the files
         return
     captions = decoded.captions
     swapped_captions = {pair.id: captions.pop(other.id) for pair, other in zip(pairs, swapped_pairs)}
+    changed = {}  # id -> probability of a change
+    for pair in pairs if has_both_kinds else ():
+        no_change = decoded.no_change.get(pair.id) if decoded.no_change else None
+        caption = Caption(captions[pair.id], None, (), no_change)
+        changed[pair.id] = change_probability(caption)
     # The old scores are deleted first, so that a killed process does not leave them next to new captions.
-    for filename in (METRICS, *map(run_folder.metrics_filename, ("ptb", "raw")), UNSCORED, SWAPPED):
+    for filename in (METRICS, *map(run_folder.metrics_filename, ("ptb", "raw")), UNSCORED, SWAPPED, CHANGED):
         (out_folder / filename).unlink(missing_ok=True)
     scored_pairs = [pair for pair in pairs if pair.captions]
     unscored_captions = {pair.id: captions.pop(pair.id) for pair in pairs if not pair.captions}
@@ -204,6 +215,10 @@ def evaluate(
     entries: dict[str, Any] = {"unfinished": num_unfinished}
     if decoded.usage:
         entries["usage"] = decoded.usage
+    if changed:
+        write_json(out_folder / CHANGED, changed)
+        if change_result := change_scores(changed, scored_pairs):
+            entries["change_probability"] = change_result
     if swapped_captions:
         write_predictions(out_folder / SWAPPED, swapped_captions)
         entries["reversibility"] = reversibility(captions, swapped_captions, groups)
@@ -225,6 +240,9 @@ def evaluate(
         slots = main_result["slots"]
         shown_slots = {name: slots[name] for name in ("type", "object", "to", *ATTRIBUTES) if name in slots}
         print_table(metrics_table({"slots": shown_slots}, title="slot accuracy"))
+    if "change_probability" in main_result:
+        change_rows = {"P(changed)": main_result["change_probability"]}
+        print_table(metrics_table(change_rows, title="probability of a change"))
     if "reversibility" in main_result:
         print_table(metrics_table(main_result["reversibility"], title="reversibility"))
     write_json(out_folder / METRICS, main_result)  # written last, because a folder with this file counts as complete

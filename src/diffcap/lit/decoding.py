@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
+import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import RichProgressBar
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -21,7 +22,7 @@ from diffcap.lit.progress import LogProgress
 from diffcap.lit.stage_cli import wrap_invalid_settings
 from diffcap.losses.gather import world_size
 from diffcap.models.answering import AnsweringModel
-from diffcap.models.generation import beam_search, greedy
+from diffcap.models.generation import beam_search, greedy, token_log_probabilities
 from diffcap.record import digest
 from diffcap.records import ChangePair, file_hash, read_complete_lines
 from diffcap.utils.errors import DiffcapError
@@ -33,6 +34,8 @@ class DecodedSplit(NamedTuple):
     captions: dict[str, str]  # id of a pair -> its caption
     unfinished: set[str]  # ids of the pairs whose captions were cut at `max_length`, so they have no end token
     usage: dict[str, Any] | None = None  # tokens and seconds, if the model only answers with text
+    # id of a pair -> probability that nothing changed, as the method or the probabilities of sentences tell it; None: see `decode`
+    no_change: dict[str, float] | None = None
 
 
 class EnsembleDataset(Dataset):
@@ -53,11 +56,17 @@ class EnsembleDataset(Dataset):
 class Decoding(pl.LightningModule):
     """A module that captions pairs in `trainer.predict`.
 
-    After the prediction, every rank has the captions of all pairs in `captions` (id -> caption), and in `unfinished` the ids of the pairs
-    whose captions were cut at `max_length`.
+    After the prediction, every rank has the captions of all pairs in `captions` (id -> caption), in `unfinished` the ids of the pairs
+    whose captions were cut at `max_length`, and with `sentences` the probabilities `no_change` of `DecodedSplit`.
     """
 
-    def __init__(self, checkpoint: Checkpoint, beams: int = 1, length_penalty: float = 0.0) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        beams: int = 1,
+        length_penalty: float = 0.0,
+        sentences: Sequence[str] | None = None,
+    ) -> None:
         super().__init__()
         self.captioner = checkpoint.captioner
         self.checkpoint = checkpoint
@@ -65,6 +74,12 @@ class Decoding(pl.LightningModule):
         self.length_penalty = length_penalty
         self.captions: dict[str, str] = {}
         self.unfinished: set[str] = set()
+        self.no_change: dict[str, float] | None = None if sentences is None else {}
+        self.sentence_ids = []  # of the sentences without an unknown word, (T,) each
+        for sentence in sentences or ():
+            ids = checkpoint.vocabulary.encode(sentence, checkpoint.max_length)
+            if checkpoint.vocabulary.unk not in ids:
+                self.sentence_ids.append(torch.tensor(ids))
 
     def on_after_batch_transfer(self, batch: dict[str, Any], dataloader_idx: int) -> dict[str, Any]:
         """Convert float16 feature maps to float32 on the device, because float16 is copied there faster."""
@@ -82,14 +97,27 @@ class Decoding(pl.LightningModule):
         self.captions.update(zip(batch["id"], map(self.checkpoint.vocabulary.decode, tokens.tolist())))
         has_end = self.captioner.is_eos(tokens[:, 1:]).any(1).tolist()
         self.unfinished.update(pair_id for pair_id, ended in zip(batch["id"], has_end) if not ended)
+        if self.no_change is None:
+            return
+        probabilities = self.captioner.nothing_changed(batch["before"], batch["after"])
+        if probabilities is None:  # the method has no estimate
+            probabilities = torch.zeros(len(batch["id"]), device=self.device)
+            for ids in self.sentence_ids:
+                sentences = ids.to(self.device).expand(len(probabilities), -1)
+                scores = token_log_probabilities(self.captioner, memory, sentences)
+                probabilities += scores.sum(1).exp()
+        self.no_change.update(zip(batch["id"], probabilities.clamp(max=1).tolist()))
 
     def on_predict_epoch_end(self) -> None:
         """Gather the results of all ranks. The sampler repeats pairs until all ranks have the same number; each pair is kept once."""
         if world_size() > 1:
             gathered: list[Any] = [None] * world_size()
-            dist.all_gather_object(gathered, (self.captions, self.unfinished))
-            self.captions = {key: caption for captions, _ in gathered for key, caption in captions.items()}
-            self.unfinished = {pair_id for _, unfinished in gathered for pair_id in unfinished}
+            dist.all_gather_object(gathered, (self.captions, self.unfinished, self.no_change or {}))
+            self.captions = {key: caption for captions, _, _ in gathered for key, caption in captions.items()}
+            self.unfinished = {pair_id for _, unfinished, _ in gathered for pair_id in unfinished}
+            if self.no_change is not None:
+                for _, _, probabilities in gathered:
+                    self.no_change.update(probabilities)
 
 
 def evaluation_trainer(devices: int, accelerator: str) -> pl.Trainer:
@@ -164,12 +192,14 @@ def decode(
     accelerator: str = "auto",
     others: Sequence[tuple[Checkpoint, Path]] = (),
     answer_folder: Path | None = None,
+    sentences: Sequence[str] | None = None,
 ) -> DecodedSplit | None:
     """Caption pairs whose features are in a folder. The first rank returns the captions, and the other ranks return None.
 
     `others` are further members of an ensemble with the same vocabulary, each with the folder of its features. The smallest
     `max_length` of all members limits the captions. `batch_size` is per rank. With `beams` = 1, decoding is greedy, else by beam search.
-    A model that only answers with text is asked by one process, and its answers are kept in `answer_folder`.
+    A model that only answers with text is asked by one process, and its answers are kept in `answer_folder`. With `sentences`, which say
+    that nothing changed, the result of other models has `no_change`.
     """
     if isinstance(checkpoint.captioner, AnsweringModel):
         if devices > 1:
@@ -191,7 +221,7 @@ def decode(
         checkpoint = as_ensemble([member for member, _ in members])
     trainer = evaluation_trainer(devices, accelerator)
     compare_processes("decodes")
-    module = Decoding(checkpoint, beams, length_penalty)
+    module = Decoding(checkpoint, beams, length_penalty, sentences)
     workers = worker_options(None, trainer)
     # Every rank needs a pair, so a few pairs may be repeated; the captions of a repeated pair are equal.
     rows = [row % len(pairs) for row in range(max(len(pairs), trainer.world_size))]
@@ -200,4 +230,5 @@ def decode(
         trainer.predict(module, loader, return_predictions=False)
     if not trainer.is_global_zero:
         return None
-    return DecodedSplit({pair.id: module.captions[pair.id] for pair in pairs}, module.unfinished)
+    captions = {pair.id: module.captions[pair.id] for pair in pairs}
+    return DecodedSplit(captions, module.unfinished, no_change=module.no_change)

@@ -130,10 +130,13 @@ def score_row(result: JsonDict, predictions: Captions, pairs: Sequence[ChangePai
     """Make a row from the result of `protocols.evaluate`. A group ("total", "color") is a set of pairs that are scored as one corpus.
 
     Returns:
-        {group: {metric: fraction}, "slots": {"type", "object", "to"}, "type_accuracy": {group: fraction}, "id_tokens": {group: {metric:
-        fraction}} of word ids instead of words}. The last three are left out if `result` lacks them.
+        {group: {metric: fraction}, "change_probability": {"AUC", "accuracy"}, "slots": {"type", "object", "to"}, "type_accuracy":
+        {group: fraction}, "id_tokens": {group: {metric: fraction}} of word ids instead of words}. The last four are left out if
+        `result` lacks them.
     """
     row: Row = dict(result["groups"])
+    if "change_probability" in result:
+        row["change_probability"] = result["change_probability"]
     if "id_tokens" in result:
         row["id_tokens"] = result["id_tokens"]["groups"]
     if "slots" in result:
