@@ -67,6 +67,12 @@ def test_a_captioner_without_the_head_is_the_same_but_for_its_estimate(name: str
     added = other["change_loss"] + other["change_type_loss"]
     assert other.keys() - one.keys() == {"change_loss", "change_type_loss"}
     torch.testing.assert_close(other["loss"], one["loss"] + HEAD["change_weight"] * added)
+    for losses in (one, other):
+        losses["loss"].backward()
+    gradients = {key: value.grad for key, value in head.model.named_parameters()}
+    for key, value in old.named_parameters():
+        assert gradients[key] is value.grad is None or torch.equal(gradients[key], value.grad), key
+    assert all(value.grad.abs().sum() > 0 for value in head.model.change_head.parameters())
     estimate = head.model.nothing_changed(*head.pair)
     assert estimate is not None and estimate.shape == (len(head.tokens),) and 0 < estimate.min() < estimate.max() < 1
     is_change = torch.zeros(len(head.tokens))
