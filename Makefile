@@ -126,11 +126,11 @@ serve: setup  ## a page to point the captioners at two pictures, that of METHOD=
 
 # Development.
 # Three processes for two cores: while one waits for a program that it has started, the others compute.
-test: setup  ## the tests, about 8 minutes on two cores; the quick ones alone: .venv/bin/pytest -m "not slow"
-	$(VENV)/pytest -q -n 3 --dist loadgroup --no-loadscope-reorder -m "not thorough" $(ARGS)
+test: setup  ## the tests, about 7 minutes on two cores; the quick ones alone: .venv/bin/pytest -m "not slow"
+	$(VENV)/pytest -q -n 3 -m "not thorough" $(ARGS)
 
 test-all: setup  ## the tests that `make test` leaves out for their length, too
-	$(VENV)/pytest -q -n 3 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(VENV)/pytest -q -n 3 $(ARGS)
 
 docs: setup  ## the documentation as a site in site/
 	$(VENV)/mkdocs build --strict

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests import preloaded
@@ -9,6 +10,8 @@ from tests import preloaded
 # Every core has a worker: with torch's own choice of threads they would wait for each other. Before any test imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 preloaded.install()
+# Paths of tests whose files begin with trainings and the like, which all their tests use.
+SHARED_FIXTURES = ("tests/stages/", "tests/golden/", "tests/test_adding.py", "tests/test_experiment.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,12 +36,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in tests/stages runs real commands, and whatever is thorough is slow.
 
-    Slow tests run first, so that the others fill the end; those of a file have one process, for its fixtures.
+    Slow tests run first, so that the others fill the end.
     """
     stages = Path(__file__).parent / "stages"
     for item in items:
         if item.path.is_relative_to(stages) or item.get_closest_marker("thorough"):
             item.add_marker("slow")
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The tests of a file with expensive fixtures have one process; others are distributed one by one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if file.startswith(SHARED_FIXTURES) else nodeid
+
+    return Scheduling(config, log)

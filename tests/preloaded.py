@@ -201,7 +201,7 @@ def _run(command: dict[str, Any], files: list[int]) -> None:
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         elif words[0] == "-c":
             sys.argv, sys.path[0] = ["-c", *words[2:]], ""
-            exec(words[1], {"__name__": "__main__"})
+            exec(compile(words[1], "<string>", "exec", dont_inherit=True), {"__name__": "__main__"})
         else:
             sys.argv, sys.path[0] = words, os.path.dirname(words[0])  # noqa: PTH120
             runpy.run_path(words[0], run_name="__main__")

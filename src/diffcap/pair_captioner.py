@@ -27,7 +27,14 @@ from diffcap.checkpoints.loading import Checkpoint
 from diffcap.checkpoints.reading import weights_hash
 from diffcap.datasets.no_change import is_no_change
 from diffcap.models.answering import AnsweringModel, Unreachable
-from diffcap.models.generation import beam_search, check_search, greedy, rank_beams, token_log_probabilities
+from diffcap.models.generation import (
+    NAN_PROBABILITIES,
+    beam_search,
+    check_search,
+    greedy,
+    rank_beams,
+    token_log_probabilities,
+)
 from diffcap.text.characters import join_characters
 from diffcap.text.hub import clean_answer
 from diffcap.utils.cores import map_ahead
@@ -281,9 +288,7 @@ class PairCaptioner:
         estimates = [] if no_change_probabilities is None else [no_change_probabilities]
         copied = HostCopy(scores, hypotheses, token_counts, order, *sentence_scores, *estimates).wait()
         if copied[0].isnan().any():
-            raise DiffcapError(
-                "the captioner's probabilities are NaN: its weights diverged in training or are damaged; use another checkpoint."
-            )
+            raise DiffcapError(NAN_PROBABILITIES)
         all_scores, all_ids, all_counts, all_ranks, *per_pair = [part.tolist() for part in copied]
         captions = []
         for row, model_input in enumerate(inputs):

@@ -142,7 +142,7 @@ def build_backbone(
         ("norm", norm or None, ("timm",)),
     ):
         if value is not None and library not in libraries:
-            raise DiffcapError(f"--model.{option} is only for {' and '.join(libraries)}, not for {library}: remove it.")
+            raise DiffcapError(f"--model.{option} is only for {', '.join(libraries)}, not for {library}: remove it.")
     size = None if image_size is None else (*image_size,)  # a tuple, even if the caller gave a list
     if library == "pixels":
         if weights != "default" or network is not None or layer is not None or pool_size is not None:

@@ -1,6 +1,7 @@
 """Caption the pairs of a split with a trained captioner, on one device or several."""
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from diffcap.lit.progress import LogProgress
 from diffcap.lit.stage_cli import wrap_invalid_settings
 from diffcap.losses.gather import world_size
 from diffcap.models.answering import AnsweringModel
-from diffcap.models.generation import beam_search, greedy, token_log_probabilities
+from diffcap.models.generation import NAN_PROBABILITIES, beam_search, greedy, token_log_probabilities
 from diffcap.record import digest
 from diffcap.records import ChangePair, file_hash, read_complete_lines
 from diffcap.utils.errors import DiffcapError
@@ -106,7 +107,10 @@ class Decoding(pl.LightningModule):
                 sentences = ids.to(self.device).expand(len(probabilities), -1)
                 scores = token_log_probabilities(self.captioner, memory, sentences)
                 probabilities += scores.sum(1).exp()
-        self.no_change.update(zip(batch["id"], probabilities.clamp(max=1).tolist()))
+        values = probabilities.clamp(max=1).tolist()
+        if any(map(math.isnan, values)):
+            raise DiffcapError(NAN_PROBABILITIES)
+        self.no_change.update(zip(batch["id"], values))
 
     def on_predict_epoch_end(self) -> None:
         """Gather the results of all ranks. The sampler repeats pairs until all ranks have the same number; each pair is kept once."""

@@ -52,8 +52,8 @@ class Captioner(nn.Module, ABC):
     """A model that describes in a sentence how two images differ. All captioners share a LightningModule and the decoding functions."""
 
     # Prefixes of the names of parameters that a pre-training checkpoint may lack, and of those that it may have in addition.
-    allowed_missing: ClassVar[tuple[str, ...]] = ()
-    allowed_unexpected: ClassVar[tuple[str, ...]] = ()
+    allowed_missing: ClassVar[tuple[str, ...]] = ("change_head",)
+    allowed_unexpected: ClassVar[tuple[str, ...]] = ("change_head",)
     # True if the state dict has only the weights that were trained on top of a base model, whose own weights are in other files.
     # Such a captioner has the constructor arguments `base` and `base_sha256`, which identify these files, and the attribute `vocabulary`.
     on_base_model: ClassVar[bool] = False

@@ -59,7 +59,7 @@ class ChangeHead(nn.Module):
     def losses(self, tokens: Tensor, is_change: Tensor, types: Tensor) -> dict[str, Tensor]:
         """Return both losses (B,) by name, without that of the types if K is 0, for tokens (B, N, D) and labels (B,).
 
-        Their gradients do not reach the tokens: with them, SCORER's captions became worse.
+        Their gradients do not reach the tokens: with them, the captions became worse.
         """
         change_logits, type_logits = self(tokens.detach())
         losses = {"change_loss": change_loss(change_logits, is_change)}

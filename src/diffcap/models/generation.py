@@ -20,6 +20,9 @@ MAX_BEAMS = 100
 # On a GPU, the host checks only after this number of words whether all captions have ended, because the GPU has no work while the host
 # waits for the result. Up to 7 positions after the last end are computed and then cut off. On the CPU, it checks after every word.
 WORDS_PER_WAIT = 8
+NAN_PROBABILITIES = (
+    "the captioner's probabilities are NaN: its weights diverged in training or are damaged; use another checkpoint."
+)
 
 
 def check_search(beams: int, length_penalty: float = 0.0, option: str = "beams") -> None:

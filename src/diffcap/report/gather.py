@@ -109,8 +109,8 @@ def collect_results(
     no_training = {"seconds": None, "steps": None}
     mean_rows = {name: rows.score_row(scored[name], baselines[name], pairs) | no_training for name in baselines}
     mean_rows |= {name: rows.mean_row(system_rows) for name, system_rows in seed_rows.items()}
-    if ceilings:
-        left_pairs, left_out = leave_one_out(pairs)
+    left_pairs, left_out = leave_one_out(pairs)
+    if ceilings and left_out:
         left_scored = evaluate_systems({LEFT_OUT: left_out}, left_pairs, tokenizer, metrics, id_scoring=id_scoring)
         mean_rows[LEFT_OUT] = rows.score_row(left_scored[LEFT_OUT], left_out, left_pairs) | no_training
     mean_rows |= {name: rows.score_row(scored[name], ceilings[name], pairs) | no_training for name in ceilings}

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from diffcap.change import AttentionMaps, Caption
+from diffcap.change import AttentionMaps, Caption, change_probability
 from diffcap.records import ChangePair
 from diffcap.report import drawing
 from diffcap.report.drawing import CAPTION_FONT, GAP, LABEL_COLOR, LABEL_FONT, MARGIN, SHEET_FRAME, SHEET_WIDTH
@@ -235,13 +235,13 @@ def _draw_legend(has_alignment: bool) -> Image.Image:
 
 
 def confidence_lines(caption: Caption) -> list[str]:
-    """Return lines with the probability of a change, if the method predicts it, and with the sentence's log-probability, if there is one.
+    """Return lines with the probability of a change, if the captioner has one, and with the sentence's log-probability, if there is one.
 
     The log-probability does not measure confidence: it is also low for a correct caption that is long or has other wordings as good.
     """
     lines = []
-    if caption.nothing_changed is not None:  # the probability that nothing changed
-        lines.append(f"probability that something changed: {percent(1 - caption.nothing_changed)}")
+    if caption.nothing_changed is not None:
+        lines.append(f"probability that something changed: {percent(change_probability(caption))}")
     if caption.log_probability is not None:
         log_probability = f"{caption.log_probability:.3f} (sum over its words; not a confidence)"
         lines.append(f"log-probability of the sentence: {log_probability}")

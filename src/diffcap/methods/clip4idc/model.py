@@ -164,7 +164,7 @@ class CLIP4IDC(Captioner):
     vocabulary_layout = "clip"
     # Prefixes of parameter names that only the captioner has, and of names that only an adaptation's checkpoint has.
     allowed_missing = ("visual_in", "words_in", "words_norm", "encoder", "decoder", "head", "word_bias", "change_head")
-    allowed_unexpected = ("words.transformer", "words.ln_final", "words.text_projection", "logit_scale")
+    allowed_unexpected = ("words.transformer", "words.ln_final", "words.text_projection", "logit_scale", "change_head")
 
     def __init__(
         self,
