@@ -35,7 +35,7 @@ def test_variables_are_told_from_the_options_of_a_stage() -> None:
         ({"method": "scorrer"}, "METHOD=scorrer is unknown; known methods: pcl, scorer, dirl, clip4idc"),
         ({"backbone": "resnet"}, "BACKBONE=resnet is unknown; give one of blocks"),
         ({"trainer": "smok"}, "TRAINER=smok is unknown"),
-        ({"method": "scorer", "ablation": "rrr"}, "ABLATION=rrr is unknown; scorer has: rr, rr_cbr"),
+        ({"method": "scorer", "ablation": "rrr"}, "ABLATION=rrr is unknown; scorer has: change_head, rr, rr_cbr"),
         ({"devices": "two"}, "DEVICES=two is not a number of processes"),
         ({"seed": "x"}, "SEED=x is not a seed"),
         ({"logger": "tb"}, "LOGGER=tb is unknown; give wandb or none or tensorboard"),

@@ -48,7 +48,9 @@ def test_a_store_of_bytes(tmp_path: Path) -> None:
 
 
 def test_options_of_other_libraries_are_refused() -> None:
-    with pytest.raises(DiffcapError, match=r"image_size is only for pixels, torchvision, timm, not for blocks: remove it"):
+    with pytest.raises(
+        DiffcapError, match=r"image_size is only for pixels, torchvision, timm, not for blocks: remove it"
+    ):
         build_backbone("blocks", image_size=(64, 64))
     with pytest.raises(DiffcapError, match="pixels have no network, stage, pool or weights: remove these options"):
         build_backbone("pixels", weights="clip.pt")

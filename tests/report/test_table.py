@@ -54,7 +54,7 @@ def lines(table: Table | None) -> list[list[str]]:
 
 def test_systems_by_scores_by_change_type_and_by_group() -> None:
     assert system_table(ROWS).lines() == [
-        ["", "BLEU-4", "CIDEr-D", "CIDEr-D distractor", "AUC of P(changed)", "training seconds"],
+        ["", "BLEU-4", "CIDEr-D", "CIDEr-D distractor", "change AUC", "training seconds"],
         ["base", "50.00", "125.00", "-", "-", "-"],
         ["ours", "50.00 ± 1.00", "125.00", "10.00", "87.50", "1,234 ± 6"],
     ]

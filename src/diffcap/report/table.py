@@ -31,7 +31,7 @@ MAIN_COLUMNS: ColumnPaths = {
     "no-change accuracy": ("no_change", "accuracy"),
     "semantic accuracy": ("semantic", "accuracy"),
     "distractor accuracy": ("distractor", "accuracy"),
-    "AUC of P(changed)": ("change_probability", "AUC"),
+    "change AUC": ("change_probability", "AUC"),
     "type right": ("slots", "type"),  # "slots": shares of captions with the right change type, object, ...
     "object right": ("slots", "object"),
     "training seconds": ("seconds",),
