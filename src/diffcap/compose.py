@@ -16,6 +16,7 @@ override them. The stage reinforce uses the settings for finetune in steps 2 to 
 7. if several processes train: trainer/ddp.yaml
 """
 
+from copy import deepcopy
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +37,8 @@ MIXED = "mixed"  # also the name of the entry in `datasets` with the settings fo
 
 def compose(e: "Experiment", stage: str) -> Settings:
     """Return the settings of a stage from these files. Callers override them with CONFIG, other variables and command-line options."""
-    return reduce(merge, (part.settings for part in parts(e, stage)), {})
+    # A copy, because the parser converts values in place, and the method's file is read only once.
+    return deepcopy(reduce(merge, (part.settings for part in parts(e, stage)), {}))
 
 
 def parts(e: "Experiment", stage: str) -> list[Part]:
