@@ -18,6 +18,7 @@ import torch
 
 from diffcap.compose import merge
 from diffcap.registry import get_method
+from diffcap.utils.settings import backbones
 
 ROOT = Path(__file__).parents[1]
 # Results name the commit they come from; the checkout that the tests run in may get another one between two runs.
@@ -35,6 +36,12 @@ def command(stage: str, configs: Sequence[str | Path], *options: str, method: st
     """A training stage's command line: settings of the trainer and the method, then `configs` (see `config_words`), then options."""
     settings = ["configs/trainer/default.yaml", part(method, stage), *configs]
     return [sys.executable, str(ROOT / "stages" / f"{stage}.py"), *config_words(*settings), *options]
+
+
+def backbone_words(name: str) -> list[str]:
+    """Options of the stage extract for a backbone of configs/backbones.yaml."""
+    options = {"name": name, **backbones()[name]}
+    return [f"--model.{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in options.items()]
 
 
 def config_words(*settings: str | Path) -> list[str]:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.commands import ROOT, in_process, run
+from tests.commands import ROOT, backbone_words, in_process, run
 from tests.stages.small_runs import SETTINGS, evaluation, training
 
 PAIRS = 60
@@ -22,10 +22,9 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (base / "blocks.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "negatives.jsonl").is_file():
-            backbone = "--model.name=blocks", "--model.library=blocks"
             for stage, *options in (
                 ("data", "--dataset=blocks", f"--pairs={PAIRS}", f"--out={folder}", "--seed=1"),
-                ("extract", *backbone, f"--data.folder={folder}", "--data.num_workers=0"),
+                ("extract", *backbone_words("blocks"), f"--data.folder={folder}", "--data.num_workers=0"),
                 ("negatives", f"--folder={folder}", "--tagger=blocks", "--workers=1"),
             ):
                 done = run([sys.executable, str(ROOT / "stages" / f"{stage}.py"), *options], base)
@@ -39,8 +38,7 @@ def pixels(blocks: Path) -> Path:
     with (blocks.parent / "pixels.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (blocks / "features/blocks_pixels/complete").is_file():
-            backbone = "--model.name=blocks_pixels", "--model.library=pixels", "--model.image_size=[96,128]"
-            options = *backbone, f"--data.folder={blocks}", "--data.num_workers=0"
+            options = *backbone_words("blocks_pixels"), f"--data.folder={blocks}", "--data.num_workers=0"
             done = run([sys.executable, str(ROOT / "stages/extract.py"), *options], blocks.parent)
             assert done.returncode == 0, done.stderr
     return blocks

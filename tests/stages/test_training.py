@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from tests.commands import ROOT, command, in_process, logged, one_sentence, run
+from tests.commands import ROOT, backbone_words, command, in_process, logged, one_sentence, run
 from tests.stages.small_runs import SETTINGS, SMALL, evaluation, smoke, training
 
 from diffcap.checkpoints.reading import read_checkpoint
@@ -179,7 +179,7 @@ def test_damaged_features_stop_training_and_evaluation_until_extraction_has_repa
     whole, sums = data.read_bytes(), data.with_name("sums.u32").read_bytes()
     images = len(json.loads(data.with_name("index.json").read_text())["paths"])
     row = len(whole) // images
-    backbone = "--model.name=blocks", "--model.library=blocks"
+    backbone = backbone_words("blocks")
     extraction = [sys.executable, str(ROOT / "stages/extract.py"), *backbone, f"--data.folder={folder}"]
     finetune = smoke("finetune", folder, tmp_path / "finetune")
 
