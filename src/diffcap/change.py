@@ -13,7 +13,6 @@ from torch import Tensor
 from diffcap.datasets.no_change import ALL_NO_CHANGE, is_no_change
 from diffcap.models.answering import Answer
 from diffcap.models.captioner import Captioner
-from diffcap.records import ChangePair
 from diffcap.text.hub import HubVocabulary
 from diffcap.text.vocabularies import AnyVocabulary
 from diffcap.utils.host_copy import HostCopy
@@ -104,24 +103,6 @@ def no_change_probability(caption: Caption) -> float:
 def change_probability(caption: Caption) -> float:
     """Return the probability that something has changed, 1 - `no_change_probability`, with the four decimals that files have."""
     return round(1 - no_change_probability(caption), 4)
-
-
-def change_scores(probabilities: Mapping[str, float], pairs: Sequence[ChangePair]) -> dict[str, float]:
-    """Return how well the probabilities of a change (id -> value) tell pairs with a change from pairs without one; {} if all are alike.
-
-    "AUC" is the probability that a pair with a change has a higher value than a pair without one, where equal values count half.
-    "accuracy" is the share of the pairs whose value is above 0.5 if there is a change, and at most 0.5 if there is none.
-    """
-    from torchmetrics.functional.classification import binary_accuracy, binary_auroc
-
-    values = torch.tensor([probabilities[pair.id] for pair in pairs])
-    labels = torch.tensor([not pair.is_distractor for pair in pairs]).long()
-    if len(labels.unique()) < 2:
-        return {}
-    return {
-        "AUC": float(binary_auroc(values, labels)),
-        "accuracy": float(binary_accuracy(values, labels)),
-    }
 
 
 @dataclass(frozen=True)

@@ -98,11 +98,12 @@ def evaluate(
             checkpoint, out, folder, features, split, changes, batch_size, limit, devices, accelerator, pair_to_text
         )
         return
-    from diffcap.change import Caption, change_probability, change_scores, scored_sentences
+    from diffcap.change import Caption, change_probability, scored_sentences
     from diffcap.checkpoints.base_models import ZERO_SHOT, base_record, describe_origin, names_base_model
     from diffcap.checkpoints.combining import load_members
     from diffcap.checkpoints.reading import checkpoint_record
     from diffcap.evaluation.captions import unavailable_metrics
+    from diffcap.evaluation.change import change_scores
     from diffcap.evaluation.coco import write_predictions, write_references
     from diffcap.evaluation.further import choose_metrics
     from diffcap.evaluation.protocols import dataset_protocol, groups_of, remarks

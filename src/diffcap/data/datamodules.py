@@ -119,11 +119,9 @@ class FeatureData(pl.LightningDataModule):
         self.vocabulary_size = len(self.vocabulary)
         self.feature_channels, *self.grid = self.store.shape
         self.image_size = self.grid  # height and width, if the features are pixels
-        types = set()
-        for pair in self._captioned_pairs("train"):
-            if pair.change_type and not pair.is_distractor:
-                types.add(pair.change_type)
-        self.change_types = tuple(sorted(types))  # those that a `ChangeHead` distinguishes
+        changed_pairs = (pair for pair in self._captioned_pairs("train") if not pair.is_distractor)
+        # The types of changes that a `ChangeHead` distinguishes
+        self.change_types = tuple(sorted({pair.change_type for pair in changed_pairs if pair.change_type}))
         for split in ("train", "val"):
             uncaptioned = [pair.id for pair in self.dataset.pairs if pair.split == split and not pair.captions]
             if uncaptioned:
